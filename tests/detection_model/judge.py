@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from budget_recovery_dagster.adapters.nats import marker_key
 from tests.detection_model.truth import Accepted, Database, Installation, Store, Write
 
 TOLERANCE = timedelta(seconds=5)
@@ -191,7 +192,9 @@ def _of_present(facts: Facts) -> frozenset[Decision]:
 def _of_marker(facts: Facts) -> frozenset[Decision]:
     is_intact = facts.is_continued and facts.is_same_creation and facts.has_all_usage
     if not is_intact or not facts.lacks_only_renewals or facts.has_clone:
-        return frozenset({Decision.BEHIND})
+        # A person decides in both cases.
+        former = {Decision.OTHER_STORE} if facts.is_former else set()
+        return frozenset({Decision.BEHIND, *former})
     # It may have been about to write that very marker.
     was_about_to = {Decision.SAME} if facts.situation.database.is_writing else set()
     return frozenset({Decision.RENEWALS_ACCEPTED, *was_about_to})
@@ -244,9 +247,11 @@ def _is_overlooked(facts: Facts, decision: Decision) -> bool:
 
 
 def _is_copy_overtaken(facts: Facts, decision: Decision) -> bool:
-    marker = facts.store.head.markers.get(facts.deployment)
-    is_as_left = marker is not None and marker == facts.accepted.marker
-    return _is_overlooked(facts, decision) and is_as_left
+    marker, database = facts.store.head.markers.get(facts.deployment), facts.situation.database
+    # The database may not know whether it has written its newest marker.
+    is_newest = marker is not None and marker.number == max(database.renewals, default=None)
+    is_as_left = marker == facts.accepted.marker or (database.is_writing and is_newest)
+    return _is_overlooked(facts, decision) and marker is not None and is_as_left
 
 
 def _is_marker_removed(facts: Facts, decision: Decision) -> bool:
@@ -343,8 +348,9 @@ def _names_new_event(facts: Facts) -> bool:
 
 
 def neighbours_of(store: Store, deployment: str) -> frozenset[str]:
-    """Return the other deployments that have a marker in a store."""
-    return frozenset(store.head.markers) - {deployment}
+    """Return the keys of markers of other deployments in a store; a server lists deleted ones."""
+    markers = {key for key in store.fake._keys if key.startswith("__guard.")}
+    return frozenset(markers - {marker_key(deployment)})
 
 
 _RISKS = {
