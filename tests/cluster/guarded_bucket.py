@@ -1,6 +1,7 @@
 """A gateway's bucket in a cluster, and the services on it, with the real clock."""
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,8 @@ _ANSWER_SECONDS = 2.0
 # The timeouts of a check; longer ones would only slow the tests.
 _SHORT_TIMEOUTS = Timeouts(connect=_ANSWER_SECONDS, answer=_ANSWER_SECONDS)
 _FORMING_SECONDS = 60
+# Within these, a cluster that is asked for another leader has one.
+_ELECTION_SECONDS = 5.0
 _UNDISTURBED = Disturbances()
 
 Result = TypeVar("Result")
@@ -178,16 +181,21 @@ class GuardedBucket:
         subject = f"$JS.API.STREAM.LEADER.STEPDOWN.{self.bucket.stream}"
         request = json.dumps({"placement": {"preferred": server}}).encode()
 
+        # An election takes a while, and a further request would begin another one.
+        asked_at = float("-inf")
+
         def is_led() -> bool:
+            nonlocal asked_at
             if self.leader == server:
                 return True
-            client = self.bucket._client
-            self.bucket._portal.call(
-                lambda: client.request(subject, request, timeout=_ANSWER_SECONDS)
-            )
+            if time.monotonic() - asked_at >= _ELECTION_SECONDS:
+                asked_at = time.monotonic()
+                client = self.bucket._client
+                self.bucket._portal.call(
+                    lambda: client.request(subject, request, timeout=_ANSWER_SECONDS)
+                )
             return False
 
-        # An election takes a while; a further request would begin another one.
         wait_until(lambda: succeeds_with(is_led), seconds=_FORMING_SECONDS, every=0.3)
 
     def capture(self, disturbances: Disturbances = _UNDISTURBED) -> Captured:
