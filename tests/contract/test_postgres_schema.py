@@ -16,6 +16,7 @@ from budget_recovery_dagster.adapters.postgres.migrations import (
     v1_snapshots,
     v2,
     v3,
+    v4,
 )
 from budget_recovery_dagster.embedded import PostgresServer
 from budget_recovery_dagster.errors import (
@@ -25,7 +26,7 @@ from budget_recovery_dagster.errors import (
 )
 from tests.contract.control_planes import NOON, ControlPlane, Counters, reading
 
-NEWEST = "v3"
+NEWEST = "v4"
 UNKNOWN = "v9999"
 
 
@@ -82,6 +83,7 @@ def test_an_upgrade_from_version_1_knows_how_the_last_captures_ended(
             _V1_CAPTURES,
             *v2.BLOCKS,
             *v3.BLOCKS,
+            *v4.BLOCKS,
         ):
             connection.execute(block.encode())
         found = connection.execute(
@@ -202,10 +204,10 @@ def test_a_newer_schema_is_refused(database_url: str) -> None:
 
 def test_an_older_schema_is_refused() -> None:
     with pytest.raises(SchemaVersionError) as refused:
-        refuse_unless_newest("v1", known=("v3", "v2", "v1"))
-    assert "version v1, older than the required v3" in refused.value.message
+        refuse_unless_newest("v1", known=("v4", "v3", "v2", "v1"))
+    assert "version v1, older than the required v4" in refused.value.message
     assert "budget-recovery migrate" in refused.value.hint
-    refuse_unless_newest("v3", known=("v3", "v2", "v1"))
+    refuse_unless_newest("v4", known=("v4", "v3", "v2", "v1"))
 
 
 # What users read in psql

@@ -4,15 +4,21 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from hashlib import sha256
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
 from budget_recovery_dagster.adapters.postgres import Database, migrate
-from budget_recovery_dagster.adapters.postgres.migrations import v1_recovery, v1_snapshots
+from budget_recovery_dagster.adapters.postgres.migrations import (
+    v1_recovery,
+    v1_snapshots,
+    v2,
+    v3,
+)
 from budget_recovery_dagster.adapters.postgres.snapshots import PostgresSnapshots
-from budget_recovery_dagster.domain import Check, Evidence, Verdict
+from budget_recovery_dagster.domain import NO_EXPIRY, Check, Evidence, Verdict
 from budget_recovery_dagster.errors import SchemaVersionError
 from budget_recovery_dagster.services.check import check_store
 from tests.contract.control_planes import ControlPlane, on_postgres
@@ -94,22 +100,44 @@ _DROPS = [
 ]
 
 
-def make_version_1(url: str, rows: str = "") -> None:
+VERSIONS = {
+    "v1": (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS),
+    "v2": v2.BLOCKS,
+    "v3": v3.BLOCKS,
+}
+
+
+def make_version(version: str, url: str, rows: str = "") -> None:
     with psycopg.connect(url) as connection:
         connection.execute("create schema budget_recovery")
-        for block in (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS):
-            connection.execute(block.encode())
+        for name, blocks in VERSIONS.items():
+            if name <= version:
+                for block in blocks:
+                    connection.execute(block.encode())
         connection.execute(
             "create table budget_recovery.alembic_version (version_num varchar(32) primary key);"
-            "insert into budget_recovery.alembic_version values ('v1')"
+            f"insert into budget_recovery.alembic_version values ('{version}')"
         )
         connection.execute(rows.encode())
+
+
+def test_versions_that_databases_may_have_are_not_edited() -> None:
+    # A change of one of them would be missing in all databases that it made. Add another version.
+    made_by = {
+        version: sha256("".join(blocks).encode()).hexdigest()[:16]
+        for version, blocks in VERSIONS.items()
+    }
+    assert made_by == {
+        "v1": "1e694a94b98bacb5",
+        "v2": "bc2f513871b00b77",
+        "v3": "b6b6ad8d7b01b389",
+    }
 
 
 def test_an_upgrade_finds_what_a_budget_and_window_lacked_most_where_all_drops_are_named(
     empty_database_url: str,
 ) -> None:
-    make_version_1(empty_database_url)
+    make_version("v1", empty_database_url)
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         for tenant, count, drops in (("all", 4, _DROPS), ("cut", 5, _DROPS), ("none", 0, [])):
             connection.execute(_CAPTURE_OF_VERSION_1, (tenant, count, Jsonb(drops)))
@@ -157,7 +185,7 @@ from (values
 def test_an_upgrade_numbers_the_snapshots_in_the_order_of_their_storing(
     empty_database_url: str,
 ) -> None:
-    make_version_1(empty_database_url, VERSION_1_ROWS)
+    make_version("v1", empty_database_url, VERSION_1_ROWS)
     assert migrate(empty_database_url).from_version == "v1"
     with psycopg.connect(empty_database_url) as connection:
         numbers = connection.execute(
@@ -215,7 +243,7 @@ from budget_recovery.budget_content,
 def test_snapshots_of_version_1_keep_their_usages_and_what_they_know(
     empty_database_url: str,
 ) -> None:
-    make_version_1(empty_database_url, SNAPSHOT_OF_VERSION_1)
+    make_version("v1", empty_database_url, SNAPSHOT_OF_VERSION_1)
     assert migrate(empty_database_url).from_version == "v1"
     with on_postgres(empty_database_url) as plane:
         point = plane.points.point_of("acme", plane.clock.now())
@@ -232,6 +260,64 @@ def test_snapshots_of_version_1_keep_their_usages_and_what_they_know(
     with psycopg.connect(empty_database_url) as connection:
         contents = connection.execute("select count(*) from budget_recovery.budget_content")
         assert contents.fetchone() == (1,)
+
+
+# As versions 2 and 3 stored it: keys that expire, keys without a TTL, and keys that differ, once
+# damaged. Ann was pardoned before the fall of one counter, and bob after it.
+SNAPSHOT_OF_VERSION_2 = """
+insert into budget_recovery.capture (
+    tenant, captured_at, source, store_created_at, store_last_sequence, run_id, record_count,
+    entry_count, omitted_count, drop_count, unreadable_count, is_partial, unreadable, drops,
+    stored_at
+) values (
+    'acme', '2026-11-25T11:00Z', 'counters', '2026-11-01T00:00Z', 7, 'a run', 5, 9, 0, 0, 0, false,
+    '[]', '[]', '2026-11-25T11:00Z'
+);
+insert into budget_recovery.budget_content (content_hash, entities, usages, expiries, expiry_hash)
+values (sha256('5:alice=5;'), '{alice}', '{5}', null, null),
+       (sha256('5:alice=5;3:bob=6;'), '{alice,bob}', '{5,6}', '{3600,null}',
+        sha256('5:alice=3600;3:bob=never;')),
+       (sha256('5:alice=5;3:bob=6;'), '{bob,alice}', '{6,5}', '{null,3600}', sha256('damaged'));
+insert into budget_recovery.budget_record (
+    tenant, captured_at, budget_id, window_token, window_start, window_end, content_id,
+    omitted_count, is_truncated, value_shape, expiry_seconds, never_expires, covers_earlier
+)
+select 'acme', '2026-11-25T11:00Z', budget, '2026-11', '2026-11-01T00:00Z', '2026-12-01T00:00Z',
+       content_id, 0, false, 'object_text', expiry, is_never, true
+from (values
+    ('a: all expire', 1, 3600, null), ('b: none has a TTL', 1, null, true),
+    ('c: they differ', 2, null, false), ('d: damaged', 3, null, false),
+    ('e: unknown', 1, null, null)
+) as v (budget, content_id, expiry, is_never);
+insert into budget_recovery.budget_reset (
+    tenant, budget_id, of_everyone, entity, at, reset_by, reason, recorded_at, last_excluded
+) values
+    ('acme', 'x', false, 'ann', '2026-11-25T10:00Z', 'ann', 'ok', '2026-11-25T10:00Z', 0),
+    ('acme', 'x', false, 'bob', '2026-11-25T12:00Z', 'ann', 'ok', '2026-11-25T12:00Z', 0);
+insert into budget_recovery.usage_fall (
+    tenant, budget_id, window_token, found_at, judged_at, counters, usage
+) values ('acme', 'x', 'lifetime', '2026-11-25T11:00Z', '2026-11-25T11:00Z', 1, 1);
+"""
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_an_upgrade_keeps_what_later_versions_know(empty_database_url: str, version: str) -> None:
+    make_version(version, empty_database_url, SNAPSHOT_OF_VERSION_2)
+    assert migrate(empty_database_url).from_version == version
+    with on_postgres(empty_database_url) as plane:
+        point = plane.points.point_of("acme", plane.clock.now())
+        assert point is not None
+        assert {each.of.budget[0]: each.expiries for each in point.windows} == {
+            "a": {"alice": 3600},
+            "b": {"alice": NO_EXPIRY},
+            "c": {"alice": 3600, "bob": NO_EXPIRY},
+            "d": {},
+            "e": {},
+        }
+        assert [each.corrupt for each in point.windows] == [()] * 5
+        assert [fall.resets_before for fall in plane.falls.open()] == [1]
+        # The next snapshot shares the old content, and stores the damaged one anew.
+        plane.capture("acme", {("a: all expire", "2026-11"): {"alice": "5"}})
 
 
 DEPLOYMENT = "00000000-0000-4000-8000-000000000001"
@@ -280,7 +366,7 @@ LOST = ("lost", "recreated"), ("lost", "gone"), ("lost", "sequence_back"), ("los
 @pytest.fixture
 def upgraded(empty_database_url: str) -> Iterator[ControlPlane]:
     """Yield version 1's installation after the upgrade, at the last renewal of its marker."""
-    make_version_1(empty_database_url, DETECTION_OF_VERSION_1)
+    make_version("v1", empty_database_url, DETECTION_OF_VERSION_1)
     assert migrate(empty_database_url).from_version == "v1"
     with on_postgres(empty_database_url) as plane:
         yield plane

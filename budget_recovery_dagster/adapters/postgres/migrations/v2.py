@@ -333,70 +333,52 @@ comment on column budget_recovery.budget_record.has_board is
 # unknown there. A content has the expiries of its keys only if they differ, so that most hours cost
 # no more than before. The hash is that of Python's hash_expiries.
 EXPIRY = """
-alter table budget_recovery.budget_record
-    add column expiry_kind text collate "C",
-    add constraint record_expiry_kind_is_known check (
-        expiry_kind in ('none', 'never', 'per_key')
-    ),
-    add constraint record_expiry_is_one check (num_nonnulls(expiry_seconds, expiry_kind) <= 1);
+alter table budget_recovery.budget_record add column never_expires boolean;
 comment on column budget_recovery.budget_record.expiry_seconds is
     'When the store drops every key of it: seconds after the window''s end or, for a lifetime, '
-    'after its last write; null: see expiry_kind.';
-comment on column budget_recovery.budget_record.expiry_kind is
-    'Without expiry_seconds: none (its keys have no TTL of their own, so only a maximum age of the '
-    'bucket drops them), never (not even that drops them), or per_key (they differ, see '
-    'budget_content.expiries); null: unknown.';
+    'after its last write; null: see never_expires.';
+comment on column budget_recovery.budget_record.never_expires is
+    'Without expiry_seconds, whether none of its keys expires; false: they differ, see '
+    'budget_content.expiries; null: unknown.';
 alter table budget_recovery.budget_content
     add column expiries bigint[],
-    add column never_expires boolean[],
     add column expiry_hash bytea,
     add constraint content_expiries_are_whole check (
-        num_nulls(expiries, never_expires, expiry_hash) in (0, 3)
+        num_nulls(expiries, expiry_hash) in (0, 2)
         and (
             expiries is null
             or coalesce(array_ndims(expiries), 1) = 1
-            and coalesce(array_ndims(never_expires), 1) = 1
             and cardinality(expiries) = cardinality(entities)
-            and cardinality(never_expires) = cardinality(entities)
             and octet_length(expiry_hash) = 32
         )
     );
 comment on column budget_recovery.budget_content.expiries is
     'When the store drops the keys, in the order of entities, if that differs between them: as '
-    'budget_record.expiry_seconds; null inside: the key has no TTL of its own, or never expires.';
-comment on column budget_recovery.budget_content.never_expires is
-    'With expiries, in the same order: whether no maximum age of the bucket drops the key.';
+    'budget_record.expiry_seconds; null inside: never.';
 comment on column budget_recovery.budget_content.expiry_hash is
     'SHA-256 of the sorted entities with their expiries; see expiries_are_intact.';
 create function budget_recovery.expiries_are_intact(
-    expiry_hash bytea, entities text[], expiries bigint[], never_expires boolean[]
+    expiry_hash bytea, entities text[], expiries bigint[]
 ) returns boolean
 language sql immutable parallel safe cost 10000
 return coalesce(
-    num_nulls(expiry_hash, expiries, never_expires) = 3
+    num_nulls(expiry_hash, expiries) = 2
     or cardinality(entities) = cardinality(expiries)
-    and cardinality(entities) = cardinality(never_expires)
     and coalesce(array_ndims(entities), 1) = 1
     and coalesce(array_ndims(expiries), 1) = 1
-    and coalesce(array_ndims(never_expires), 1) = 1
-    and array_position(never_expires, null) is null
     and expiry_hash = (
         select sha256(convert_to(
             coalesce(
                 string_agg(
                     octet_length(e.entity)::text || ':' || e.entity || '='
-                        || case
-                            when e.never_expires then 'never'
-                            else coalesce(e.expiry::text, 'none')
-                        end
-                        || ';',
+                        || coalesce(e.expiry::text, 'never') || ';',
                     '' order by e.entity collate "C"
                 ),
                 ''
             ),
             'UTF8'
         ))
-        from unnest(entities, expiries, never_expires) as e (entity, expiry, never_expires)
+        from unnest(entities, expiries) as e (entity, expiry)
     ),
     false
 );
@@ -479,13 +461,10 @@ create table budget_recovery.usage_fall (
     judged_at timestamptz not null,
     counters bigint not null,
     usage numeric not null,
-    resets_before bigint not null,
     ended_at timestamptz,
     outcome text collate "C",
     primary key (tenant, budget_id, window_token, found_at),
-    constraint fall_counts_are_in_bounds check (
-        counters > 0 and usage >= 0 and usage < 1e38 and resets_before >= 0
-    ),
+    constraint fall_counts_are_in_bounds check (counters > 0 and usage >= 0 and usage < 1e38),
     constraint fall_end_is_whole check (num_nulls(ended_at, outcome) in (0, 2)),
     constraint fall_outcome_is_known check (
         outcome in ('restored', 'reset', 'window_ended', 'discarded')
@@ -510,8 +489,6 @@ comment on column budget_recovery.usage_fall.counters is
 comment on column budget_recovery.usage_fall.usage is
     'The usage that the store lacked in them: of the entities, or of the aggregate if that is '
     'more.';
-comment on column budget_recovery.usage_fall.resets_before is
-    'Resets of the tenant that were recorded before it was found; a later one may cover it.';
 comment on column budget_recovery.usage_fall.ended_at is
     'The snapshot that found it ended, or when snapshots were discarded; null: it is open, or its '
     'window has ended since.';
