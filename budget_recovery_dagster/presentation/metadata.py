@@ -10,10 +10,17 @@ from typing import Any, Generic, TypeVar
 
 import dagster as dg
 
+from budget_recovery_dagster.domain.audits import (
+    AuditEntry,
+    IncidentAmounts,
+    LossAmounts,
+    MergedAudits,
+    shown_bound,
+)
 from budget_recovery_dagster.domain.counters import format_usage, shown_entity
 from budget_recovery_dagster.domain.falls import KeyCount
-from budget_recovery_dagster.domain.incident import Restored
-from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, timestamp
+from budget_recovery_dagster.domain.incident import Incident, Restored
+from budget_recovery_dagster.domain.plan import Difference, timestamp
 from budget_recovery_dagster.domain.recovery_point import age
 from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, CaptureSummary, ListedSnapshot
 from budget_recovery_dagster.presentation.text import (
@@ -43,6 +50,12 @@ from budget_recovery_dagster.services.capture import (
     TenantStored,
 )
 from budget_recovery_dagster.services.recovery_points import PointSurvey, PointWindow
+from budget_recovery_dagster.services.restore.cost import (
+    amounts_not_added,
+    bounded,
+    restored_amounts,
+    uncovered,
+)
 from budget_recovery_dagster.services.restore.manual import Applied, Order
 from budget_recovery_dagster.services.restore.preview import EntryPreview, Preview, WindowPreview
 from budget_recovery_dagster.services.tables import TablesBuilt
@@ -103,15 +116,42 @@ _AUDIT_COLUMNS: Sequence[Column[AuditEntry]] = (
         lambda entry: format_usage(entry.after),
         "Usage of the budget in the store after the restore",
     ),
+    Column(
+        "counted_after_loss",
+        lambda entry: _not_added(entry.amounts),
+        "Usage that the gateway counted after the loss and that is not added",
+    ),
     Column("from_snapshot", lambda entry: _second(entry.point_at), "Newest source snapshot, UTC"),
     Column("notes", lambda entry: "; ".join(entry.notes), "Counters that were skipped, and why"),
 )
 
 
-def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, Any]:
-    """Show what was restored: how much of it, and a row for each of the largest amounts."""
-    shown = [entry for entry in audits.largest if entry.raised or entry.notes]
+def _not_added(amounts: LossAmounts | None) -> str:
+    """Write what was counted after the loss and is not added; empty if no incident was open."""
+    return "" if amounts is None else bounded(amounts.counted, shown_bound(amounts))
+
+
+def _is_shown(entry: AuditEntry) -> bool:
+    has_amount = entry.amounts is not None and entry.amounts.counted != 0
+    return bool(entry.raised or entry.notes or has_amount)
+
+
+def cost_metadata(incident: Incident, amounts: IncidentAmounts) -> Mapping[str, Any]:
+    """Show what an incident cost: largest amounts of single budgets and windows, never a total."""
     return {
+        "restored": restored_amounts(amounts) or "nothing",
+        "counted_after_loss_and_not_added": amounts_not_added(amounts),
+        "not_covered": uncovered(incident),
+    }
+
+
+def restored_metadata(
+    incident: Incident, restored: Restored, audits: MergedAudits, amounts: IncidentAmounts
+) -> Mapping[str, Any]:
+    """Show what was restored: how much of it, and a row for each of the largest amounts."""
+    shown = [entry for entry in audits.largest if _is_shown(entry)]
+    return {
+        **cost_metadata(incident, amounts),
         "counters_raised": restored.counters,
         "windows_raised": restored.windows,
         "tenants_raised": restored.tenants,
@@ -454,10 +494,12 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
 def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
     """Show what was restored, by whom and why, and what differed from the preview."""
     audits = [entry for tenant in applied.tenants for entry in tenant.entries]
-    shown = [entry for entry in largest_first(audits) if entry.raised or entry.notes]
+    shown = [entry for entry in largest_first(audits) if _is_shown(entry)]
     metadata: dict[str, Any] = {"result": applied_headline(applied)}
     if text := end_of_incident(applied):
         metadata["incident"] = text
+    if applied.incident is not None and applied.amounts is not None:
+        metadata |= cost_metadata(applied.incident, applied.amounts)
     if applied.others is not None:
         metadata["lower_than_other_snapshots"] = applied.others.counters
     if lower := list(held_more(applied)):

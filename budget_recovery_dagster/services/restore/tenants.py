@@ -7,20 +7,25 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import islice
 
+from budget_recovery_dagster.domain.audits import (
+    UNKNOWN_AMOUNTS,
+    AuditEntry,
+    LossAmounts,
+    loss_amounts,
+)
 from budget_recovery_dagster.domain.counters import (
     UNKNOWN_EXPIRY,
     BudgetWindow,
     Entity,
     TenantUsages,
+    Usages,
     ValueShape,
     budget_usage,
-    format_usage,
     shown_entity,
 )
 from budget_recovery_dagster.domain.plan import (
     MARKER_ROOM,
     Action,
-    AuditEntry,
     BoardOrder,
     BoardResult,
     IsOpen,
@@ -71,23 +76,6 @@ def listed(names: Iterable[str]) -> str:
     """List the first few names."""
     first = list(islice(names, _NAMED + 1))
     return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
-
-
-# So many amounts are in a sentence.
-_AMOUNTS = 3
-
-
-def largest_amounts(amounts: Iterable[tuple[str, BudgetWindow, Decimal]]) -> str:
-    """List the largest amounts with their tenants, budgets and windows, and count the others.
-
-    They are never added up: one request counts in many of them.
-    """
-    # A stable sort: equal amounts stay in their order.
-    largest = sorted(amounts, key=lambda each: each[2], reverse=True)
-    shown = [f"{tenant}, {of}: {format_usage(amount)}" for tenant, of, amount in largest[:_AMOUNTS]]
-    if more := len(largest) - len(shown):
-        shown.append(f"and {counted(more, 'smaller amount')}")
-    return "; ".join(shown)
 
 
 def lacking_room(limits: StoreLimits, needed: Room, whose: str) -> StoreFullError | None:
@@ -173,11 +161,47 @@ def _cause_of_missing(
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """What an incident's earlier restores did to a tenant.
+
+    ``raised`` are the windows that they raised: their leaderboards may not be updated yet.
+    ``amounts`` are what the incident cost in the windows by then. ``began_empty``: the store was
+    provably created empty after the loss.
+    """
+
+    raised: Collection[BudgetWindow]
+    amounts: Mapping[BudgetWindow, LossAmounts]
+    began_empty: bool
+
+
+def _amounts(
+    earlier: Earlier | None,
+    window: WindowPoint,
+    planned: list[PlannedEntry],
+    results: Mapping[Entity, RaiseResult] | None = None,
+    after: Usages | None = None,
+) -> LossAmounts | None:
+    """Return what an incident cost in a window; see ``loss_amounts``. None: none is open."""
+    if earlier is None:
+        return None
+    if not window.has_intact_record:
+        return UNKNOWN_AMOUNTS
+    return loss_amounts(
+        planned,
+        known=earlier.amounts.get(window.of),
+        began_empty=earlier.began_empty,
+        results=results,
+        after=after,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreReport:
     """What was found and done for a tenant, for a report by budget and window.
 
     ``after`` are the usages read back. ``unreadable_before`` and ``unreadable_after`` are why
-    counters could not be read before and after the restore.
+    counters could not be read before and after the restore. ``earlier`` is None if no incident is
+    open.
     """
 
     point: TenantPoint
@@ -188,6 +212,7 @@ class RestoreReport:
     unreadable_after: Mapping[tuple[BudgetWindow, Entity], str]
     missing: tuple[MissingCounter, ...]
     limits: StoreLimits
+    earlier: Earlier | None
 
     def shortfall(self, is_open: IsOpen) -> BudgetRecoveryError | None:
         """Return an error if counters are lower than written, or lost; None if none is.
@@ -221,7 +246,7 @@ class RestoreReport:
         )
 
     def entries(self, boards: tuple[BoardResult, ...]) -> tuple[AuditEntry, ...]:
-        """Report each budget and window with a planned change or a note."""
+        """Report each budget and window with a planned change, a note, or an amount."""
         planned = self.plan.by_window()
         results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
         for result in self.results:
@@ -231,7 +256,19 @@ class RestoreReport:
             self._entry(window, planned[window.of], results[window.of], board_of.get(window.of))
             for window in self.point.windows
         )
-        return tuple(each for each in entries if each.planned or each.wrote_board or each.notes)
+        return tuple(each for each in entries if self._is_reported(each))
+
+    def _is_reported(self, entry: AuditEntry) -> bool:
+        return bool(
+            entry.planned or entry.wrote_board or entry.notes or self._has_new_amounts(entry)
+        )
+
+    def _has_new_amounts(self, entry: AuditEntry) -> bool:
+        """Whether amounts are not those of an earlier restore, whose notes an entry would hide."""
+        if self.earlier is None or entry.amounts is None:
+            return False
+        known = self.earlier.amounts.get(entry.of)
+        return entry.amounts.counted != 0 if known is None else entry.amounts != known
 
     def _entry(
         self,
@@ -268,6 +305,13 @@ class RestoreReport:
             ),
             notes=tuple(self._notes(window, planned, results, board)),
             wrote_board=board is not None and board.is_written,
+            amounts=_amounts(
+                self.earlier,
+                window,
+                planned,
+                {result.order.entity: result for result in results},
+                after,
+            ),
         )
 
     def _notes(
@@ -384,11 +428,16 @@ def _why_left(board: BoardResult, window: WindowPoint) -> str:
     return board.reason
 
 
-def planned_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
+def planned_entries(
+    point: TenantPoint, plan: RecoveryPlan, earlier: Earlier | None = None
+) -> tuple[AuditEntry, ...]:
     """Report each budget and window in which a counter is about to be raised."""
     planned = plan.by_window()
-    entries = (_planned_entry(point.tenant, window, planned[window.of]) for window in point.windows)
-    return tuple(entry for entry in entries if entry.planned)
+    return tuple(
+        replace(entry, amounts=_amounts(earlier, window, planned[window.of]))
+        for window in point.windows
+        if (entry := _planned_entry(point.tenant, window, planned[window.of])).planned
+    )
 
 
 def left_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
@@ -531,12 +580,12 @@ def restore_tenant(
     point: TenantPoint,
     running: RunningClock,
     guards: Guards,
-    raised_before: Collection[BudgetWindow] = (),
+    earlier: Earlier | None = None,
 ) -> TenantRestored:
     """Raise a tenant's counters to its point, and update the leaderboards of what was raised.
 
-    ``raised_before`` are the windows that earlier attempts raised: their leaderboards may not be
-    updated yet. The result has every change, even if the rest failed.
+    ``earlier`` is None if no incident is open. The result has every change, even if the rest
+    failed.
 
     Raises:
         StoreError: the tenant could not be read. Raised counters stay raised; the entries that
@@ -555,7 +604,7 @@ def restore_tenant(
         needed = room_for_tenant(live, point, plan, running)
         if refusal := lacking_room(limits, needed, f"tenant {point.tenant!r}"):
             return TenantRestored(point.tenant, (), refusal, plan)
-    if begun := planned_entries(point, plan):
+    if begun := planned_entries(point, plan, earlier):
         guards.begin(begun)
     results: tuple[RaiseResult, ...] = ()
     failure: BudgetRecoveryError | None = None
@@ -575,12 +624,13 @@ def restore_tenant(
         after.reading.reasons,
         missing,
         limits,
+        earlier,
     )
     if failure is None:
         failure = partial_error(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
     if failure is None:
-        windows = report.raised_windows | frozenset(raised_before)
+        windows = report.raised_windows | frozenset(earlier.raised if earlier else ())
         orders = _board_orders(point, report.after, windows, running)
         try:
             # A refused leaderboard is noted but no failure: the gateway derives it anyway.
