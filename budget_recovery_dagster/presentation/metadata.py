@@ -50,14 +50,14 @@ from budget_recovery_dagster.services.capture import (
     TenantStored,
 )
 from budget_recovery_dagster.services.recovery_points import PointSurvey, PointWindow
-from budget_recovery_dagster.services.restore.cost import (
+from budget_recovery_dagster.services.restore.manual import Applied, Order
+from budget_recovery_dagster.services.restore.preview import EntryPreview, Preview, WindowPreview
+from budget_recovery_dagster.services.restore.report import (
     amounts_not_added,
     bounded,
     restored_amounts,
     uncovered,
 )
-from budget_recovery_dagster.services.restore.manual import Applied, Order
-from budget_recovery_dagster.services.restore.preview import EntryPreview, Preview, WindowPreview
 from budget_recovery_dagster.services.tables import TablesBuilt
 
 MOST_ROWS = 200

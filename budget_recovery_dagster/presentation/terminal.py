@@ -54,10 +54,9 @@ from budget_recovery_dagster.presentation.text import (
 )
 from budget_recovery_dagster.services.future_snapshots import FutureSnapshots
 from budget_recovery_dagster.services.recovery_points import PointAges
-from budget_recovery_dagster.services.restore.cost import cost
 from budget_recovery_dagster.services.restore.manual import Applied
 from budget_recovery_dagster.services.restore.preview import Preview, TenantPreview, WindowPreview
-from budget_recovery_dagster.services.restore.tenants import counted
+from budget_recovery_dagster.services.restore.report import cost, counted
 from budget_recovery_dagster.services.status import MOST_CHECKS, MOST_RUNS, Condition, Status
 
 _WIDEST = 100

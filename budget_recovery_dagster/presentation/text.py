@@ -26,7 +26,6 @@ from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.services.capture import Captured
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
-from budget_recovery_dagster.services.restore.cost import cost, largest_amounts
 from budget_recovery_dagster.services.restore.manual import (
     Acceptance,
     Applied,
@@ -39,7 +38,7 @@ from budget_recovery_dagster.services.restore.preview import (
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.restore.tenants import counted, listed
+from budget_recovery_dagster.services.restore.report import cost, counted, largest_amounts, listed
 from budget_recovery_dagster.services.status import group_failures
 
 FAILURES: Mapping[FailureReason, str] = {

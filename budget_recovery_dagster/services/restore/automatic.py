@@ -43,13 +43,13 @@ from budget_recovery_dagster.errors import (
     error_code,
 )
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
-from budget_recovery_dagster.services.restore.cost import cost, uncovered
+from budget_recovery_dagster.services.restore.report import cost, counted, uncovered
 from budget_recovery_dagster.services.restore.session import (
     RestoreSession,
     TenantRestores,
     Worker,
 )
-from budget_recovery_dagster.services.restore.tenants import TenantRestored, counted, undone_error
+from budget_recovery_dagster.services.restore.tenants import TenantRestored, undone_error
 
 _NEXT_STEP = "The restore is retried automatically."
 # After these nothing can be recorded any more, or what was recorded is about another loss.

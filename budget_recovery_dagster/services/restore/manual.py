@@ -33,7 +33,6 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
 )
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, Previews
-from budget_recovery_dagster.services.restore.cost import cost, largest_amounts, uncovered
 from budget_recovery_dagster.services.restore.preview import (
     ChosenPoints,
     RestoreRequest,
@@ -41,18 +40,20 @@ from budget_recovery_dagster.services.restore.preview import (
     outdated,
     require_same,
 )
+from budget_recovery_dagster.services.restore.report import (
+    cost,
+    counted,
+    largest_amounts,
+    listed,
+    uncovered,
+)
 from budget_recovery_dagster.services.restore.session import (
     Remainder,
     RestoreSession,
     TenantRestores,
     Worker,
 )
-from budget_recovery_dagster.services.restore.tenants import (
-    TenantRestored,
-    counted,
-    listed,
-    undone_error,
-)
+from budget_recovery_dagster.services.restore.tenants import TenantRestored, undone_error
 
 _NEXT_STEP = "See `budget-recovery status`, and preview once more."
 

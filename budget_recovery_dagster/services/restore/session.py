@@ -49,15 +49,13 @@ from budget_recovery_dagster.errors import (
     describe_error,
 )
 from budget_recovery_dagster.ports import ControlPlane, Lease, OpenStore, UsageStore
+from budget_recovery_dagster.services.restore.report import Earlier, counted, left_entries
 from budget_recovery_dagster.services.restore.tenants import (
-    Earlier,
     Guards,
     RunningClock,
     TenantRestored,
-    counted,
     failed,
     lacking_room,
-    left_entries,
     partial_error,
     plan_tenant,
     restore_tenant,
