@@ -100,7 +100,7 @@ def require_figures_that_add_up(output: str) -> None:
     usage, spent = row(output, "Usage of 'agents'"), row(output, "True spend in the ledger")
     agent = row(output, "  agent:research")
     between = amount(output, "between snapshot and wipe")
-    not_added = amount(output, "after the wipe, where the snapshot")
+    not_added = amount(output, "counted after the wipe and not added")
     kept = amount(output, "after the wipe, in the counters")
     assert usage[0] == spent[0], "until the wipe the counters are exact"
     assert agent[0] >= 10 > agent[1] > 0
@@ -111,6 +111,10 @@ def require_figures_that_add_up(output: str) -> None:
     assert kept >= 1, "the newcomer's"
     assert spent[2] - usage[2] == between + not_added
     assert spent[2] - spent[0] == not_added + kept
+    words = " ".join(output.split())
+    reported = re.findall(r"reports \$([0-9.]+) as restored, and \$([0-9.]+) as not added", words)
+    # Without the ledger, the incident knows the same, to the last digit.
+    assert [Decimal(each) for each in reported[0]] == [usage[2] - kept - not_added, not_added]
 
 
 @pytest.mark.disaster
