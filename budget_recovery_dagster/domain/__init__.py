@@ -189,6 +189,7 @@ from budget_recovery_dagster.domain.supervision import Scene as Scene
 from budget_recovery_dagster.domain.supervision import Suspicion as Suspicion
 from budget_recovery_dagster.domain.supervision import fate_of as fate_of
 from budget_recovery_dagster.domain.supervision import supervise as supervise
+from budget_recovery_dagster.domain.verdict import CREATION_TOLERANCE as CREATION_TOLERANCE
 from budget_recovery_dagster.domain.verdict import Answer as Answer
 from budget_recovery_dagster.domain.verdict import Check as Check
 from budget_recovery_dagster.domain.verdict import Evidence as Evidence
