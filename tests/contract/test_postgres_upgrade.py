@@ -234,17 +234,19 @@ def test_snapshots_of_version_1_keep_their_usages_and_what_they_know(
         assert contents.fetchone() == (1,)
 
 
+DEPLOYMENT = "00000000-0000-4000-8000-000000000001"
+BORN = datetime(2026, 11, 1, tzinfo=UTC)
 # As version 1 stored an open incident, and what a restore did in it.
-AUDIT_OF_VERSION_1 = """
+AUDIT_OF_VERSION_1 = f"""
 insert into budget_recovery.incident (
     incident_id, opened_at, attempts, launches, launches_before,
     target_created_at, target_last_sequence, target_version
-) values ('an incident', '2026-11-24Z', 1, 1, 0, '2026-11-24Z', 7, 1);
+) values ('{DEPLOYMENT}', '2026-11-24Z', 1, 1, 0, '2026-11-24Z', 7, 1);
 insert into budget_recovery.restore_audit (
     at, run_id, who, why, incident_id, tenant, budget_id, window_token, point_at, entries, planned,
     raised, kept, skipped, usage_before, usage_after, notes, finished_at
 ) values (
-    '2026-11-24Z', 'a run', 'a host', 'lost', 'an incident', 'acme', 'team', 'lifetime',
+    '2026-11-24Z', 'a run', 'a host', 'lost', '{DEPLOYMENT}', 'acme', 'team', 'lifetime',
     '2026-11-24Z', 2, 2, 2, 0, 0, 3, 10, '[]', '2026-11-24Z'
 );
 """
@@ -256,9 +258,9 @@ def test_what_an_incident_of_an_earlier_version_cost_is_unknown_and_not_zero(
     make_version_1(empty_database_url, AUDIT_OF_VERSION_1)
     assert migrate(empty_database_url).from_version == "v1"
     with on_postgres(empty_database_url) as plane:
-        assert plane.audits.amounts_in("an incident", 9) == IncidentAmounts(unknown_windows=1)
-        assert plane.audits.amounts_of("an incident", "acme") == {}
-        [entry] = plane.audits.largest("an incident", 9).largest
+        assert plane.audits.amounts_in(DEPLOYMENT, 9) == IncidentAmounts(unknown_windows=1)
+        assert plane.audits.amounts_of(DEPLOYMENT, "acme") == {}
+        [entry] = plane.audits.largest(DEPLOYMENT, 9).largest
         assert (entry.before, entry.after) == (Decimal(3), Decimal(10))
         assert entry.amounts is None
     with psycopg.connect(empty_database_url) as connection:
@@ -266,8 +268,6 @@ def test_what_an_incident_of_an_earlier_version_cost_is_unknown_and_not_zero(
         assert began_empty.fetchall() == [(None,)]
 
 
-DEPLOYMENT = "00000000-0000-4000-8000-000000000001"
-BORN = datetime(2026, 11, 1, tzinfo=UTC)
 # As version 1 left a store after an earlier one, an incident with a loss of each kind, and checks.
 DETECTION_OF_VERSION_1 = f"""
 insert into budget_recovery.store (
