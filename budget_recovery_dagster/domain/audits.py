@@ -105,7 +105,7 @@ class _Sum:
     are_all_settled: bool = True
 
     def add(self, entry: PlannedEntry, result: RaiseResult | None, after: Decimal | None) -> None:
-        """Add a counter; ``after`` is its usage after an interrupted writing, without a result."""
+        """Add a counter; ``after`` is its usage when it was read back, None if it is missing."""
         known, written = self._known_share(entry), None if result is None else result.written
         if entry.action is Action.SKIP_UNREADABLE or written is Written.UNREADABLE:
             self._add_unreadable(entry.entity, known)
@@ -125,7 +125,9 @@ class _Sum:
         self.are_all_settled &= is_raised or is_kept
         if is_raised:
             self.raised[entry.entity] = share
-            self.rises[entry.entity] = exact_difference(entry.recorded, now)
+            # A counter that was deleted after the write is not restored, but what it had is gone.
+            if self.is_begun or after is not None:
+                self.rises[entry.entity] = exact_difference(entry.recorded, now)
             self.is_least |= is_unsure and not self.is_begun
         elif is_kept:
             lacked = min(share, entry.recorded)

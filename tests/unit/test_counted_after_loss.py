@@ -77,12 +77,13 @@ def finished(
     is_new: bool = True,
 ) -> LossAmounts:
     entries = planned(recorded, live)
+    there: Usages = {each.entity: each.result for each in entries if each.result is not None}
     return loss_amounts(
         entries,
         known=known,
         began_empty=is_new,
         results=all_raised(entries) if results is None else results,
-        after=after,
+        after=there if after is None else after,
     )
 
 
@@ -125,6 +126,11 @@ def test_the_usage_that_a_write_replaces_counts_and_not_that_of_the_reading() ->
     }
     amounts = finished({"a": "10", "b": "10"}, {"a": "3", "b": "3"}, results=results)
     assert figures(amounts) == ("5", "15", Bound.EXACT)
+
+
+def test_a_counter_that_is_deleted_after_its_write_is_not_restored() -> None:
+    amounts = finished({"a": "10", "b": "4"}, {"a": "3"}, after={"b": Decimal(4)})
+    assert figures(amounts) == ("4", "3", Bound.EXACT)
 
 
 def test_a_store_that_may_not_have_begun_empty_makes_it_at_most() -> None:
