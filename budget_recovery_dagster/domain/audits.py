@@ -63,6 +63,19 @@ _BOUNDS: Mapping[tuple[bool, bool], Bound] = {
 
 
 @dataclass(frozen=True, slots=True)
+class LossFacts:
+    """What the amounts of an incident depend on, besides the counters.
+
+    ``began_empty``: the store was provably created empty after the loss. ``losses`` counts the
+    losses that were found. ``is_latest``: the restore raises all counters to the recovery point.
+    """
+
+    began_empty: bool
+    losses: int = 1
+    is_latest: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class LossAmounts:
     """What an incident cost in one budget and window, by all its restores so far.
 
@@ -71,9 +84,10 @@ class LossAmounts:
     UNKNOWN.
 
     The rest is for the next restore, which reads counters that this one has raised. ``shares`` are
-    the parts of ``counted`` of the counters that were raised or kept; None: all were.
-    ``is_begun``: the restore has not ended, so it is unknown which ones were; the amounts are the
-    planned ones, and ``shares`` are those of all counters, without zeros.
+    the parts of ``counted`` of raised counters; None: all are raised to the recovery point, or as
+    high. ``is_begun``: the restore has not ended, so it is unknown which ones were raised; the
+    amounts are the planned ones, and ``shares`` are those of all counters, without zeros.
+    ``losses`` counts the losses of the incident that were found by then.
     """
 
     restored: Decimal
@@ -81,6 +95,7 @@ class LossAmounts:
     bound: Bound
     shares: Usages | None = None
     is_begun: bool = False
+    losses: int = 1
 
 
 UNKNOWN_AMOUNTS = LossAmounts(_NOTHING, None, Bound.UNKNOWN)
@@ -91,18 +106,21 @@ class _Sum:
     """Adds up the counters of one budget and window.
 
     ``known`` are the amounts of the newest earlier restore, None if there was none. ``shares`` are
-    those of all readable counters, ``raised`` those of the ones that this restore raised, and
-    ``settled`` those of the ones that it or an earlier one raised or kept.
+    those of all readable counters, ``again`` those since the newest loss of the ones that this
+    restore raised, and ``raised`` those of the ones that any restore raised. ``rises`` is by how
+    much this restore raised them. ``undone`` are the rises that one which died had only planned.
     """
 
     known: LossAmounts | None
+    facts: LossFacts
     is_begun: bool
     shares: dict[Entity, Decimal] = field(default_factory=dict)
+    again: dict[Entity, Decimal] = field(default_factory=dict)
     raised: dict[Entity, Decimal] = field(default_factory=dict)
     rises: dict[Entity, Decimal] = field(default_factory=dict)
-    settled: dict[Entity, Decimal] = field(default_factory=dict)
+    undone: dict[Entity, Decimal] = field(default_factory=dict)
     is_least: bool = False
-    are_all_settled: bool = True
+    are_all_high: bool = True
 
     def add(self, entry: PlannedEntry, result: RaiseResult | None, after: Decimal | None) -> None:
         """Add a counter; ``after`` is its usage when it was read back, None if it is missing."""
@@ -118,29 +136,37 @@ class _Sum:
         is_seen = result is not None and written in (Written.RAISED, Written.KEPT)
         before = result.before if result is not None and is_seen else entry.live
         now = min(entry.recorded, before or _NOTHING)
-        # A counter that is lower again was lost once more, with what it had counted by then.
-        share = known if is_kept and known is not None else increased(known or _NOTHING, now)
+        share = now if known is None else known
+        if known is not None and not is_kept:
+            # Without a further loss, it was raised to less than now, and what it has counted on top
+            # of that is not known.
+            share = increased(known, now) if self.is_lost_again else known
+            self.is_least |= not self.is_lost_again
         self.shares[entry.entity] = share
-        self._settle(entry.entity, share if is_raised or is_kept else known)
-        self.are_all_settled &= is_raised or is_kept
+        self._note_raised(entry.entity, share if is_raised else known)
+        self.are_all_high &= is_raised or is_kept
         if is_raised:
-            self.raised[entry.entity] = share
+            self.again[entry.entity] = now
             # A counter that was deleted after the write is not restored, but what it had is gone.
             if self.is_begun or after is not None:
                 self.rises[entry.entity] = exact_difference(entry.recorded, now)
             self.is_least |= is_unsure and not self.is_begun
-        elif is_kept:
-            lacked = min(share, entry.recorded)
-            self.rises[entry.entity] = exact_difference(entry.recorded, lacked)
-            # A restore that died may have raised it later than it read it, or not at all.
-            self.is_least |= self._died and lacked < entry.recorded
+        if self.known is not None and self.known.is_begun:
+            planned = (self.known.shares or {}).get(entry.entity, _NOTHING)
+            if not is_kept:
+                self.undone[entry.entity] = exact_difference(
+                    entry.recorded, min(planned, entry.recorded)
+                )
+            # It may have been raised later than it was read, or not at all.
+            self.is_least |= is_kept and share < entry.recorded
 
     @property
-    def _died(self) -> bool:
-        return self.known is not None and self.known.is_begun
+    def is_lost_again(self) -> bool:
+        """Whether a further loss was found since, so that raised counters were lost as well."""
+        return self.known is not None and self.known.losses < self.facts.losses
 
     def _known_share(self, entry: PlannedEntry) -> Decimal | None:
-        """Return the share of a counter that an earlier restore raised or kept; None: none did."""
+        """Return the share of a counter that an earlier restore raised; None: none did."""
         known = self.known
         if known is None or known.shares is None:
             return None
@@ -150,67 +176,94 @@ class _Sum:
         return known.shares.get(entry.entity)
 
     def _add_unreadable(self, entity: Entity, known: Decimal | None) -> None:
-        self.are_all_settled = False
-        self._settle(entity, known)
+        self.are_all_high = False
+        self._note_raised(entity, known)
         if known is None:
             self.is_least = True
         else:
             self.shares[entity] = known
 
-    def _settle(self, entity: Entity, share: Decimal | None) -> None:
+    def _note_raised(self, entity: Entity, share: Decimal | None) -> None:
         if share is not None:
-            self.settled[entity] = share
+            self.raised[entity] = share
+
+    @property
+    def restored(self) -> Decimal:
+        """By how much all restores raised the usage; what was lost again counts once."""
+        rise = _rise(self.rises)
+        if self.known is None:
+            return rise
+        if self.is_lost_again:
+            return max(self.known.restored, rise)
+        before = exact_difference(self.known.restored, self._further(self.undone))
+        return increased(max(before, _NOTHING), self._further(self.rises))
+
+    def _further(self, rises: Usages) -> Decimal:
+        """Return a part of the restored amount: entities below an aggregate are in that already."""
+        return rises.get(None, _NOTHING) if None in self.shares else _rise(rises)
+
+    def bound(self, *, is_least: bool) -> Bound:
+        """Return the bound of what was counted."""
+        known = self.known
+        may_be_less = not self.facts.began_empty or (known is not None and known.bound.may_be_less)
+        return _BOUNDS[may_be_less, is_least or (known is not None and known.bound.may_be_more)]
 
 
 def loss_amounts(
     planned: Iterable[PlannedEntry],
-    *,
     known: LossAmounts | None,
-    began_empty: bool,
+    facts: LossFacts,
+    *,
     results: Mapping[Entity, RaiseResult] | None = None,
     after: Usages | None = None,
 ) -> LossAmounts:
     """Return what an incident cost in one budget and window, by all its restores so far.
 
-    ``known`` are the amounts of the newest earlier restore, None if there was none.
-    ``began_empty``: the store was provably created empty after the loss. ``results`` are those of
-    this restore, None if it is about to begin; ``after`` are the usages that were read afterwards.
+    ``known`` are the amounts of the newest earlier restore, None if there was none. ``results`` are
+    those of this restore, None if it is about to begin; ``after`` are the usages read afterwards.
     """
-    entries, known = tuple(planned), None if known == UNKNOWN_AMOUNTS else known
+    entries, known = tuple(planned), None if known is None or known.counted is None else known
     if all(entry.action is Action.SKIP_CLOSED for entry in entries):
         # What it counts now is of no use to anyone, and nothing is withheld from it.
-        known = known or LossAmounts(_NOTHING, _NOTHING, Bound.EXACT)
+        known = known or LossAmounts(_NOTHING, _NOTHING, Bound.EXACT, losses=facts.losses)
         return replace(known, bound=shown_bound(known), is_begun=False)
-    is_begun = results is None
-    total = _Sum(known, is_begun)
+    total = _Sum(known, facts, is_begun=results is None)
     for entry in entries:
         total.add(entry, (results or {}).get(entry.entity), (after or {}).get(entry.entity))
-    may_be_less = not began_empty or (known is not None and known.bound.may_be_less)
-    may_be_more = total.is_least or (known is not None and known.bound.may_be_more)
-    bound, rise = _BOUNDS[may_be_less, may_be_more], _rise(total.rises)
     if known is not None and known.counted is not None and known.shares is None:
-        return _after_all(known, total, rise, bound)
+        return _after_all(known, known.counted, total)
     if not total.shares:
         return UNKNOWN_AMOUNTS
-    shares = total.settled
-    if is_begun:
-        shares = {entity: share for entity, share in total.shares.items() if share}
-    counted = budget_usage(total.shares)
-    if not is_begun and total.are_all_settled:
-        return LossAmounts(rise, counted, bound)
-    return LossAmounts(rise, counted, bound, shares, is_begun)
-
-
-def _after_all(known: LossAmounts, total: _Sum, rise: Decimal, bound: Bound) -> LossAmounts:
-    """Return the amounts after a restore of what an earlier one had raised or kept completely.
-
-    A counter that is raised was lost once more.
-    """
+    shares: Usages | None = total.raised
     if total.is_begun:
-        return replace(known, bound=bound.from_below if total.raised else known.bound)
-    again = budget_usage(total.raised)
-    counted = increased(known.counted or _NOTHING, again)
-    return LossAmounts(max(known.restored, rise), counted, bound if again else known.bound)
+        shares = {entity: share for entity, share in total.shares.items() if share}
+    elif total.are_all_high and facts.is_latest:
+        shares = None
+    return LossAmounts(
+        restored=total.restored,
+        counted=budget_usage(total.shares),
+        bound=total.bound(is_least=total.is_least),
+        shares=shares,
+        is_begun=total.is_begun,
+        losses=facts.losses,
+    )
+
+
+def _after_all(known: LossAmounts, counted: Decimal, total: _Sum) -> LossAmounts:
+    """Return the amounts after one more restore of what an earlier one had raised completely.
+
+    A counter that is raised again was lost once more, or something else lowered it. While that
+    restore runs, the amounts stay: which counters it raised is known only at its end.
+    """
+    if not total.again:
+        return known
+    if total.is_begun:
+        return replace(known, bound=known.bound.from_below)
+    if total.is_lost_again:
+        counted = increased(counted, budget_usage(total.again))
+    is_least = total.is_least or not total.is_lost_again
+    bound, losses = total.bound(is_least=is_least), total.facts.losses
+    return LossAmounts(total.restored, counted, bound, losses=losses)
 
 
 def _rise(rises: Usages) -> Decimal:

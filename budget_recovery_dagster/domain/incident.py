@@ -375,9 +375,17 @@ class Incident:
 
     @property
     def lost_at(self) -> datetime:
-        """When the last loss was found; if nothing may be lost, the first alarm."""
-        lost = [loss.found_at for loss in self.losses if loss.verdict is Verdict.LOST]
-        return max(lost, default=self.losses[0].found_at)
+        """When the last loss was found; if the store lost nothing, the first alarm."""
+        return max(self._lost_at, default=self.losses[0].found_at)
+
+    @property
+    def lost_times(self) -> int:
+        """How many alarms were losses of the store."""
+        return len(self._lost_at)
+
+    @property
+    def _lost_at(self) -> list[datetime]:
+        return [loss.found_at for loss in self.losses if loss.verdict is Verdict.LOST]
 
 
 @dataclass(frozen=True, slots=True)

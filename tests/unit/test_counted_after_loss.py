@@ -18,6 +18,7 @@ from budget_recovery_dagster.domain import (
     Entity,
     FoundMarker,
     LossAmounts,
+    LossFacts,
     Observation,
     Outcome,
     PlannedEntry,
@@ -75,13 +76,15 @@ def finished(
     results: Mapping[Entity, RaiseResult] | None = None,
     after: Usages | None = None,
     is_new: bool = True,
+    losses: int = 1,
+    is_latest: bool = True,
 ) -> LossAmounts:
     entries = planned(recorded, live)
     there: Usages = {each.entity: each.result for each in entries if each.result is not None}
     return loss_amounts(
         entries,
-        known=known,
-        began_empty=is_new,
+        known,
+        LossFacts(is_new, losses, is_latest),
         results=all_raised(entries) if results is None else results,
         after=there if after is None else after,
     )
@@ -153,10 +156,10 @@ def test_an_unreadable_counter_is_never_zero() -> None:
 
 def test_a_closed_window_costs_nothing_more_and_keeps_what_it_cost() -> None:
     entry = replace(planned({"a": "10"}, {"a": "3"})[0], action=Action.SKIP_CLOSED)
-    closed = loss_amounts([entry], known=None, began_empty=False, results={})
+    closed = loss_amounts([entry], None, LossFacts(began_empty=False), results={})
     assert closed == LossAmounts(Decimal(0), Decimal(0), Bound.EXACT)
     known = finished({"a": "10"}, {"a": "3"})
-    assert loss_amounts([entry], known=known, began_empty=False, results={}) == known
+    assert loss_amounts([entry], known, LossFacts(began_empty=False), results={}) == known
 
 
 # Several restores of an incident
@@ -196,9 +199,7 @@ def test_a_restore_that_was_interrupted_knows_only_what_is_there() -> None:
 
 def test_a_restore_that_died_leaves_what_it_read_before_writing() -> None:
     recorded: dict[Entity, str] = {"a": "10", "b": "10", "c": "10"}
-    begun = loss_amounts(
-        planned(recorded, {"a": "3", "c": "1"}), known=None, began_empty=True, results=None
-    )
+    begun = loss_amounts(planned(recorded, {"a": "3", "c": "1"}), None, LossFacts(began_empty=True))
     assert begun.is_begun
     assert begun.shares == {"a": Decimal(3), "c": Decimal(1)}
     # It raised a and b, not c, which the gateway counted up to 4.
@@ -209,16 +210,52 @@ def test_a_restore_that_died_leaves_what_it_read_before_writing() -> None:
     assert figures(nothing) == ("20", "10", Bound.EXACT)
 
 
-def test_a_counter_that_is_lost_once_more_costs_twice() -> None:
+def test_a_counter_that_is_lost_once_more_costs_twice_and_is_restored_once() -> None:
     first = finished({"a": "10", "b": "4"}, {"a": "3"})
-    again = finished({"a": "10", "b": "4"}, {"a": "2", "b": "4"}, known=first)
-    assert figures(again) == ("11", "5", Bound.EXACT)
-    partly = LossAmounts(Decimal(7), Decimal(3), Bound.EXACT, {"a": Decimal(3)})
-    assert figures(finished({"a": "10", "b": "4"}, {"a": "2"}, known=partly)) == (
-        "12",
-        "5",
-        Bound.EXACT,
-    )
+    again = finished({"a": "10", "b": "4"}, {"a": "2"}, known=first, losses=2)
+    assert figures(again) == ("12", "5", Bound.EXACT)
+    partly = replace(first, shares={"a": Decimal(3)})
+    again = finished({"a": "10", "b": "4"}, {"a": "2", "b": "1"}, known=partly, losses=2)
+    assert figures(again) == ("11", "6", Bound.EXACT)
+    # Only part of the store was lost again: what is left stays as it was.
+    some = finished({"a": "10", "b": "4"}, {"a": "11", "b": "1"}, known=partly, losses=2)
+    assert figures(some) == ("11", "4", Bound.EXACT)
+
+
+def test_a_counter_that_something_else_lowers_is_no_further_loss() -> None:
+    first = finished({"a": "10"}, {"a": "3"})
+    again = finished({"a": "10"}, {"a": "9"}, known=first)
+    assert figures(again) == ("8", "3", Bound.AT_LEAST)
+
+
+def test_a_restore_from_one_snapshot_is_followed_by_one_to_the_recovery_point() -> None:
+    # An older snapshot has 6 and 4, and the store 2 and 5: only the first one is raised.
+    first = finished({"a": "6", "b": "4"}, {"a": "2", "b": "5"}, is_latest=False)
+    assert figures(first) == ("4", "6", Bound.EXACT)
+    # The recovery point is 10 and 7. By now the gateway has counted 1 more in each.
+    last = finished({"a": "10", "b": "7"}, {"a": "7", "b": "6"}, known=first)
+    # Of the first, 2 were replaced before, and it is not known that 1 more is by now.
+    assert figures(last) == ("8", "8", Bound.AT_LEAST)
+    # The second alone was kept before, so its 6 are known.
+    other = finished({"a": "6", "b": "7"}, {"a": "7", "b": "6"}, known=first)
+    assert figures(other) == ("5", "8", Bound.EXACT)
+
+
+def test_entities_below_a_raised_aggregate_are_no_further_amount() -> None:
+    recorded: dict[Entity, str] = {None: "14", "a": "10", "b": "4"}
+    entries = planned(recorded, {None: "5", "a": "5"})
+    results: dict[Entity, RaiseResult] = {
+        None: written(entries[0]),
+        "a": written(entries[1]),
+        "b": written(entries[2], Written.REFUSED),
+    }
+    first = finished(recorded, {None: "5", "a": "5"}, results=results)
+    assert figures(first) == ("9", "5", Bound.EXACT)
+    last = finished(recorded, {None: "15", "a": "10", "b": "1"}, known=first)
+    assert figures(last) == ("9", "5", Bound.EXACT)
+    begun = loss_amounts(entries, None, LossFacts(began_empty=True))
+    after = finished(recorded, {None: "14", "a": "10", "b": "1"}, known=begun)
+    assert figures(after) == ("9", "5", Bound.AT_LEAST)
 
 
 # Whether a store began empty

@@ -258,14 +258,14 @@ _FINISH = """
 insert into budget_recovery.restore_audit as a (
     at, run_id, who, why, incident_id, finished_at, tenant, budget_id, window_token, point_at,
     entries, planned, raised, kept, skipped, usage_before, usage_after, wrote_board, notes,
-    usage_restored, usage_counted, counted_bound, shares
+    usage_restored, usage_counted, counted_bound, shares, losses
 )
 select %s, %s, %s, %s, %s, %s, e.*
 from unnest(
     %s::text[], %s::text[], %s::text[], %s::timestamptz[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::numeric[], %s::numeric[], %s::boolean[], %s::jsonb[],
-    %s::numeric[], %s::numeric[], %s::text[], %s::jsonb[]
+    %s::numeric[], %s::numeric[], %s::text[], %s::jsonb[], %s::bigint[]
 ) as e
 on conflict on constraint audit_entry_is_one do update
 set who = excluded.who, why = excluded.why, incident_id = excluded.incident_id,
@@ -274,7 +274,7 @@ set who = excluded.who, why = excluded.why, incident_id = excluded.incident_id,
     skipped = excluded.skipped, usage_before = excluded.usage_before,
     usage_after = excluded.usage_after, wrote_board = excluded.wrote_board, notes = excluded.notes,
     usage_restored = excluded.usage_restored, usage_counted = excluded.usage_counted,
-    counted_bound = excluded.counted_bound, shares = excluded.shares
+    counted_bound = excluded.counted_bound, shares = excluded.shares, losses = excluded.losses
 """
 # A finished entry is never replaced by an unfinished one.
 _BEGIN = f"{_FINISH}where a.finished_at is null"
@@ -333,7 +333,8 @@ largest as (
 )
 select t.windows, a.tenant, a.budget_id, a.window_token, a.point_at, a.entries, a.planned,
        l.raised, a.kept, a.skipped, l.usage_before, l.usage_after, l.wrote_board, a.notes,
-       m.usage_restored, m.usage_counted, m.counted_bound, m.shares, m.finished_at is null
+       m.usage_restored, m.usage_counted, m.counted_bound, m.shares, m.finished_at is null,
+       m.losses
 from totals t
 left join largest l on true
 left join budget_recovery.restore_audit a on a.audit_id = l.newest_id
@@ -344,7 +345,7 @@ order by l.usage_after - l.usage_before desc, l.has_notes desc, a.tenant, a.budg
 _LARGEST = f"{_MERGED}{_TOTALS_AND_LARGEST}"
 _AMOUNTS_OF = """
 select distinct on (budget_id, window_token) budget_id, window_token,
-       usage_restored, usage_counted, counted_bound, shares, finished_at is null
+       usage_restored, usage_counted, counted_bound, shares, finished_at is null, losses
 from budget_recovery.restore_audit
 where incident_id = %s and tenant = %s and counted_bound is not null
 order by budget_id, window_token, at desc, audit_id desc
@@ -501,27 +502,24 @@ _audit_row = attrgetter(
 
 def _amounts_row(amounts: LossAmounts | None) -> tuple[Any, ...]:
     if amounts is None:
-        return (None,) * 4
+        return (None,) * 5
     shares = amounts.shares
     kept = None
     if shares is not None:
         kept = Jsonb({entity or "": format_usage(share) for entity, share in shares.items()})
-    return amounts.restored, amounts.counted, amounts.bound.value, kept
+    return amounts.restored, amounts.counted, amounts.bound.value, kept, amounts.losses
 
 
 def _amounts(
-    restored: Decimal | None,
-    counted: Decimal | None,
-    bound: str | None,
-    shares: dict[str, str] | None,
-    is_begun: bool,  # noqa: FBT001 - a column
+    restored: Decimal | None, counted: Decimal | None, bound: str | None, *rest: Any
 ) -> LossAmounts | None:
     if restored is None or bound is None:
         return None
+    shares, is_begun, losses = rest
     known = None
     if shares is not None:
         known = {entity or None: Decimal(share) for entity, share in shares.items()}
-    return LossAmounts(restored, counted, Bound(bound), known, is_begun)
+    return LossAmounts(restored, counted, Bound(bound), known, is_begun, losses)
 
 
 def _window_amounts(
@@ -541,4 +539,4 @@ def _entry(tenant: str, budget: str, token: str, point_at: datetime, *rest: Any)
     )
 
 
-_AMOUNT_COLUMNS = 5
+_AMOUNT_COLUMNS = 6

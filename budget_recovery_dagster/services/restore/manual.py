@@ -306,7 +306,9 @@ class _Run:
     restores: TenantRestores = field(init=False)
 
     def __post_init__(self) -> None:
-        self.restores = TenantRestores(self.session, self.chosen, self.order.reason)
+        choice = self.chosen.choice
+        is_latest = choice.snapshot is None and not choice.despite_resets
+        self.restores = TenantRestores(self.session, self.chosen, self.order.reason, is_latest)
 
     def restore(self) -> Applied:
         failure: BudgetRecoveryError | None = None

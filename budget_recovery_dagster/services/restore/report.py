@@ -13,6 +13,7 @@ from budget_recovery_dagster.domain.audits import (
     Bound,
     IncidentAmounts,
     LossAmounts,
+    LossFacts,
     loss_amounts,
 )
 from budget_recovery_dagster.domain.counters import (
@@ -135,13 +136,13 @@ class Earlier:
     """What an incident's earlier restores did to a tenant.
 
     ``raised`` are the windows that they raised: their leaderboards may not be updated yet.
-    ``amounts`` are what the incident cost in the windows by then. ``began_empty``: the store was
-    provably created empty after the loss.
+    ``amounts`` are what the incident cost in the windows by then, and ``facts`` what that depends
+    on now.
     """
 
     raised: Collection[BudgetWindow]
     amounts: Mapping[BudgetWindow, LossAmounts]
-    began_empty: bool
+    facts: LossFacts
 
 
 def _amounts(
@@ -156,13 +157,8 @@ def _amounts(
         return None
     if not window.has_intact_record:
         return UNKNOWN_AMOUNTS
-    return loss_amounts(
-        planned,
-        known=earlier.amounts.get(window.of),
-        began_empty=earlier.began_empty,
-        results=results,
-        after=after,
-    )
+    known = earlier.amounts.get(window.of)
+    return loss_amounts(planned, known, earlier.facts, results=results, after=after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Protocol
 
-from budget_recovery_dagster.domain.audits import AuditEntry, AuditTrail
+from budget_recovery_dagster.domain.audits import AuditEntry, AuditTrail, LossFacts
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import Closing, Incident
 from budget_recovery_dagster.domain.plan import (
@@ -343,7 +343,8 @@ class PointsOfTenants(Protocol):
 class TenantRestores:
     """Restores tenants to their points, in a session.
 
-    ``reason`` is for the audit. ``tenants`` has the result of each, in the order of their
+    ``reason`` is for the audit. ``is_latest``: the points are the recovery points, whole windows
+    at a time. ``tenants`` has the result of each, in the order of their
     restoring. ``corrupt`` counts the open windows without an intact record, whose usage is unknown,
     and ``unreadable`` the live counters that could not be compared with the snapshots;
     ``unexpiring`` the windows whose keys cannot expire as recorded, and ``dropped_early`` those
@@ -353,6 +354,7 @@ class TenantRestores:
     session: RestoreSession
     points: PointsOfTenants
     reason: str
+    is_latest: bool = True
     tenants: list[TenantRestored] = field(default_factory=list, init=False)
     has_current: bool = field(default=False, init=False)
     corrupt: int = field(default=0, init=False)
@@ -506,7 +508,7 @@ class TenantRestores:
         return Earlier(
             raised=audits.windows_begun(incident.incident_id, tenant),
             amounts=audits.amounts_of(incident.incident_id, tenant),
-            began_empty=incident.began_empty,
+            facts=LossFacts(incident.began_empty, incident.lost_times, self.is_latest),
         )
 
     def _room_of(self, tenant: str) -> Room:

@@ -73,6 +73,7 @@ alter table budget_recovery.restore_audit
     add column usage_counted numeric,
     add column counted_bound text collate "C",
     add column shares jsonb,
+    add column losses bigint,
     add constraint audit_amounts_are_in_bounds check (
         usage_restored >= 0 and usage_restored < 1e38
         and usage_counted >= 0 and usage_counted < 1e38
@@ -82,6 +83,7 @@ alter table budget_recovery.restore_audit
     ),
     add constraint audit_amounts_have_a_bound check (
         (counted_bound is null) = (usage_restored is null)
+        and (counted_bound is null) = (losses is null)
         and (usage_counted is null) = (coalesce(counted_bound, 'unknown') = 'unknown')
     ),
     add constraint audit_shares_is_an_object check (jsonb_typeof(shares) = 'object');
@@ -98,9 +100,11 @@ comment on column budget_recovery.restore_audit.counted_bound is
     'the worker died while it wrote; estimate: both; unknown: no counter could be read. Null: as '
     'usage_restored.';
 comment on column budget_recovery.restore_audit.shares is
-    'The parts of usage_counted by entity, as texts, of the counters that were raised or kept, for '
-    'the next restore of the incident; until the restore ends, of all counters, without zeros. An '
-    'empty name is the aggregate. Null: all were raised or kept.';
+    'The parts of usage_counted by entity, as texts, of the counters that were raised, for the '
+    'next restore of the incident; until the restore ends, of all counters, without zeros. An '
+    'empty name is the aggregate. Null: all were raised to the recovery point, or were as high.';
+comment on column budget_recovery.restore_audit.losses is
+    'How many losses of the incident were found by then. Null: as usage_restored.';
 """
 
 BLOCKS: tuple[str, ...] = (ATTEMPTS, MOST_MISSING, AUDIT, AMOUNTS)
