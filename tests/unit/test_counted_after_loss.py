@@ -8,6 +8,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.domain import (
+    EVERYONE,
     NO_EXPIRY,
     UNKNOWN_AMOUNTS,
     Action,
@@ -24,6 +25,7 @@ from budget_recovery_dagster.domain import (
     PlannedEntry,
     RaiseOrder,
     RaiseResult,
+    Reset,
     StoreIdentity,
     Usages,
     ValueShape,
@@ -32,11 +34,14 @@ from budget_recovery_dagster.domain import (
     began_empty,
     loss_amounts,
 )
+from budget_recovery_dagster.domain.plan import timestamp
 from budget_recovery_dagster.errors import AttemptFailedError
 from budget_recovery_dagster.services.restore import Recovered, RestoreRequest
+from tests.fakes.plane import MemoryControlPlane
+from tests.fakes.snapshots import add_reset
 from tests.unit.capture_harness import BORN, NOW
 from tests.unit.manual_harness import ManualHarness
-from tests.unit.recovery_harness import AWAY, captured
+from tests.unit.recovery_harness import AWAY, UNCONFIRMED, captured
 
 OF = BudgetWindow("spend", Window.parse("lifetime"))
 
@@ -258,6 +263,11 @@ def test_entities_below_a_raised_aggregate_are_no_further_amount() -> None:
     assert figures(after) == ("9", "5", Bound.AT_LEAST)
 
 
+def record_reset(plane: MemoryControlPlane, tenant: str) -> None:
+    now = plane.clock.now()
+    add_reset(plane.state, Reset(tenant, "spend", None, EVERYONE, now, "ann", "pardoned", now))
+
+
 # Whether a store began empty
 
 ACCEPTED = Baseline(StoreIdentity(BORN, 500), 1, seen_at=NOW)
@@ -390,6 +400,61 @@ def test_a_second_attempt_counts_what_was_there_before_the_first_write(lost: Los
     result = lost.recover()
     assert lost.amounts() == {"a": ("70", "10", "exact"), "b": ("2", "3", "exact")}
     assert "a, spend lifetime: 10; b, spend lifetime: 3." in detail_of(result)
+
+
+def test_usage_counted_between_the_reading_and_the_write_counts(lost: Lost) -> None:
+    lost.spend("a", "10")
+    # The write finds another revision, and reads 12.
+    lost.before_write(1, lambda: lost.spend("a", "12"))
+    lost.recover()
+    assert lost.amounts()["a"] == ("68", "12", "exact")
+
+
+def test_a_restore_whose_acknowledgement_is_missing_knows_what_it_read_back(lost: Lost) -> None:
+    lost.spend("a", "10")
+    lost.spend("b", "1")
+    # Of "a" the aggregate is raised, and alice's counter not.
+    lost.store.write_failures[2] = UNCONFIRMED
+    with pytest.raises(AttemptFailedError):
+        lost.recover()
+    assert lost.amounts()["a"] == ("70", "10", "at_least")
+    lost.spend("b", "6")
+    lost.recover()
+    # The other tenant's first attempt was complete.
+    assert lost.amounts() == {"a": ("70", "10", "at_least"), "b": ("4", "1", "exact")}
+
+
+def test_a_window_that_is_reset_meanwhile_costs_no_more_than_it_did(lost: Lost) -> None:
+    lost.spend("a", "10")
+    lost.store.failures["b"] = AWAY
+    with pytest.raises(AttemptFailedError):
+        lost.recover()
+    del lost.store.failures["b"]
+    record_reset(lost.plane, "a")
+    lost.spend("a", "0")
+    lost.recover()
+    assert lost.amounts()["a"] == ("70", "10", "exact")
+
+
+def test_a_restore_from_an_older_snapshot_and_one_from_all_add_up() -> None:
+    harness = Lost()
+    harness.store.clock = NOW
+    harness.spend("a", "50", "alice")
+    older = harness.capture().captured_at
+    harness.clock.advance(timedelta(minutes=1))
+    harness.store.clock = harness.clock.now()
+    harness.spend("a", "80", "alice")
+    harness.capture("a later run")
+    harness.check()
+    harness.clock.advance(timedelta(minutes=10))
+    harness.lose()
+    harness.spend("a", "10", "alice")
+    applied = harness.apply(RestoreRequest(tenant="a", snapshot=timestamp(older)))
+    assert applied.raised == 1
+    assert harness.amounts() == {"a": ("40", "10", "exact")}
+    harness.recover()
+    # It may have counted something above the 50 before it was raised to 80.
+    assert harness.amounts() == {"a": ("70", "10", "at_least")}
 
 
 def test_a_worker_that_died_while_it_wrote_makes_it_at_least(lost: Lost) -> None:
