@@ -134,6 +134,7 @@ def test_the_usage_that_a_write_replaces_counts_and_not_that_of_the_reading() ->
     }
     amounts = finished({"a": "10", "b": "10"}, {"a": "3", "b": "3"}, results=results)
     assert figures(amounts) == ("5", "15", Bound.EXACT)
+    assert amounts.shares is None, "all are as high as the recovery point"
 
 
 def test_a_counter_that_is_deleted_after_its_write_is_not_restored() -> None:
@@ -285,7 +286,7 @@ def test_only_a_store_that_was_created_since_and_has_nothing_older_began_empty()
     [
         (None, FRESH),
         (ACCEPTED, None),
-        (ACCEPTED, replace(FRESH, identity=StoreIdentity(BORN, 3))),
+        (replace(ACCEPTED, identity=FRESH.identity), FRESH),
         (ACCEPTED, replace(FRESH, identity=StoreIdentity(NOW - timedelta(minutes=1), 3))),
         (replace(ACCEPTED, seen_at=None), FRESH),
         (ACCEPTED, replace(FRESH, may_have_older=True)),
@@ -440,21 +441,25 @@ def test_a_restore_from_an_older_snapshot_and_one_from_all_add_up() -> None:
     harness = Lost()
     harness.store.clock = NOW
     harness.spend("a", "50", "alice")
+    harness.spend("a", "4", "bob")
     older = harness.capture().captured_at
     harness.clock.advance(timedelta(minutes=1))
     harness.store.clock = harness.clock.now()
     harness.spend("a", "80", "alice")
+    harness.spend("a", "20", "bob")
     harness.capture("a later run")
     harness.check()
     harness.clock.advance(timedelta(minutes=10))
     harness.lose()
     harness.spend("a", "10", "alice")
+    harness.spend("a", "6", "bob")
     applied = harness.apply(RestoreRequest(tenant="a", snapshot=timestamp(older)))
     assert applied.raised == 1
-    assert harness.amounts() == {"a": ("40", "10", "exact")}
+    assert harness.amounts() == {"a": ("40", "14", "exact")}
     harness.recover()
-    # It may have counted something above the 50 before it was raised to 80.
-    assert harness.amounts() == {"a": ("70", "10", "at_least")}
+    # Alice may have spent something above the 50 before that was raised to 80. Bob's 6 were kept,
+    # and are raised to 20 only now.
+    assert harness.amounts() == {"a": ("84", "16", "at_least")}
 
 
 def test_a_worker_that_died_while_it_wrote_makes_it_at_least(lost: Lost) -> None:
