@@ -20,8 +20,8 @@ from budget_recovery_dagster.errors import (
     StoreLostError,
 )
 from budget_recovery_dagster.ports import ControlPlane
-from budget_recovery_dagster.presentation.metadata import (
-    MOST_ROWS,
+from budget_recovery_dagster.presentation.metadata import MOST_ROWS
+from budget_recovery_dagster.presentation.restore_metadata import (
     applied_metadata,
     preview_metadata,
     restored_metadata,
