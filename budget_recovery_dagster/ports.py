@@ -18,6 +18,12 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from budget_recovery_dagster.domain.admission import LeaseState
+from budget_recovery_dagster.domain.audits import (
+    AuditTrail,
+    IncidentAmounts,
+    LossAmounts,
+    MergedAudits,
+)
 from budget_recovery_dagster.domain.counters import (
     BudgetDefinition,
     BudgetWindow,
@@ -45,12 +51,10 @@ from budget_recovery_dagster.domain.incident import (
     Waiting,
 )
 from budget_recovery_dagster.domain.plan import (
-    AuditTrail,
     BoardOrder,
     BoardResult,
     IsOpen,
     KeptPreview,
-    MergedAudits,
     PlannedEntry,
     RaiseOrder,
     RaiseResult,
@@ -538,10 +542,12 @@ class Incidents(Protocol):
         target: Baseline | None,
         judged: Baseline | None,
         hold: str | None = None,
+        began_empty: bool = False,
     ) -> Incident:
         """Open an incident for an alarm: the store becomes RECOVERING, and captures are paused.
 
         With the reason of a ``hold``, the incident starts on hold, by this program.
+        ``began_empty``: ``target`` was provably created empty after the loss.
 
         The incident records the last good check at that time, and the newest snapshot of any tenant
         that has an intact record or never had a record.
@@ -557,14 +563,20 @@ class Incidents(Protocol):
         target: Baseline | None,
         judged: Incident,
         hold: str | None = None,
+        began_empty: bool = False,
     ) -> Incident:
         """Add a further alarm to the open incident, and put it on hold if there is a reason to.
 
         Its attempts start again, at once, if ``target`` is another store than before.
         """
 
-    def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
-        """Make a store the restore target of the open incident."""
+    def adopt_target(
+        self, target: Baseline, *, judged: Incident, began_empty: bool = False
+    ) -> Incident:
+        """Make a store the restore target of the open incident.
+
+        ``began_empty`` is as in ``open``; it counts only if it is another store than before.
+        """
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
         """Count one more launch; None if another process counted it, or none is due.
@@ -825,6 +837,16 @@ class RestoreAudits(Protocol):
         """Return a tenant's windows in which restores of an incident raised counters.
 
         Windows in which a restore was about to do so and did not finish are included.
+        """
+
+    def amounts_of(self, incident_id: str, tenant: str) -> Mapping[BudgetWindow, LossAmounts]:
+        """Return the amounts of a tenant's windows by their newest entries that have amounts."""
+
+    def amounts_in(self, incident_id: str, count: int) -> IncidentAmounts:
+        """Return what an incident cost, by the newest entries of its windows that have amounts.
+
+        At most ``count`` of each list are returned, the largest first, then by tenant, budget and
+        window. A window whose entries have no amounts is unknown, unless none of them restored.
         """
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:

@@ -19,7 +19,7 @@ from budget_recovery_dagster.services.recovery_points import (
     judge_point_ages,
     survey_points,
 )
-from budget_recovery_dagster.services.restore.tenants import counted
+from budget_recovery_dagster.services.restore.report import counted
 
 # How many tenants the sentence names; the table has more.
 _NAMED = 10

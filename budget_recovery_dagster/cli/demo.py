@@ -71,7 +71,7 @@ def _run(begun: float, *, keep: bool) -> bool:
             raise
         promises = judge(evidence)
         page.show_figures(evidence)
-        page.show_account(account(evidence, is_of_the_budget))
+        page.show_account(account(evidence, is_of_the_budget), evidence.reported)
         page.show_verdict(promises, time.monotonic() - begun)
         # The output is complete; a signal must not interrupt the shutdown.
         ignore_stop_signals()

@@ -11,7 +11,7 @@ from budget_recovery_dagster.presentation.documents import snapshots_json
 from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
 from budget_recovery_dagster.presentation.text import unverified_line
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN, verify_within
-from budget_recovery_dagster.services.restore.tenants import counted, listed
+from budget_recovery_dagster.services.restore.report import counted, listed
 from budget_recovery_dagster.wiring import opened_control_plane
 
 _SHOWN = 24

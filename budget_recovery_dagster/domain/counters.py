@@ -334,6 +334,11 @@ def exact_difference(usage: Decimal, less: Decimal) -> Decimal:
     return _EXACT_SUMS.subtract(usage, less)
 
 
+def increased(usage: Decimal, by: Decimal) -> Decimal:
+    """Add exactly to a usage of the same counter, or of the same budget and window."""
+    return exact_sum((usage, by))
+
+
 def budget_usage(usages: Usages) -> Decimal:
     """Return the amount of one budget and window: of its aggregate, or else of all its entities.
 

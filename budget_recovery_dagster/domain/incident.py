@@ -240,6 +240,8 @@ class Incident:
     record has the usage in between.
     ``next_launch_at`` is the earliest time of the next launch, ``next_attempt_at`` that of the next
     attempt. No restore starts or continues from ``held`` until ``released_at``.
+    ``began_empty``: the target was provably created empty after the loss, so the gateway has
+    counted all that it holds since then, except what restores raised.
     """
 
     incident_id: str
@@ -257,6 +259,7 @@ class Incident:
     released_at: datetime | None = None
     given_up: GivenUp | None = None
     ended: Ended | None = None
+    began_empty: bool = False
 
     def __post_init__(self) -> None:
         if not self.losses:
@@ -363,12 +366,26 @@ class Incident:
     def uncovered(self) -> timedelta | None:
         """The longest time whose usage no snapshot has; None: there was no snapshot.
 
-        It ends when the loss was found. The last good check would be too early: usage from after
-        it is in no snapshot either.
+        It ends when the last loss was found. The last good check would be too early: usage from
+        after it is in no snapshot either. A further loss takes what was counted since the first.
         """
         if self.newest_point_at is None:
             return None
-        return max(self.losses[0].found_at - self.newest_point_at, timedelta(0))
+        return max(self.lost_at - self.newest_point_at, timedelta(0))
+
+    @property
+    def lost_at(self) -> datetime:
+        """When the last loss was found; if the store lost nothing, the first alarm."""
+        return max(self._lost_at, default=self.losses[0].found_at)
+
+    @property
+    def lost_times(self) -> int:
+        """How many alarms were losses of the store."""
+        return len(self._lost_at)
+
+    @property
+    def _lost_at(self) -> list[datetime]:
+        return [loss.found_at for loss in self.losses if loss.verdict is Verdict.LOST]
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ def open_incident(  # noqa: PLR0913 - by keyword, each a fact of its own
     judged: Baseline | None,
     opening: Opening,
     held: Held | None = None,
+    began_empty: bool = False,
 ) -> Move:
     """Open an incident for a first alarm; ``held``: it starts on hold.
 
@@ -242,18 +243,20 @@ def open_incident(  # noqa: PLR0913 - by keyword, each a fact of its own
         newest_point_at=opening.newest_point_at,
         last_good_at=opening.last_good_at,
         held=held,
+        began_empty=began_empty,
     )
     state = after(standing.state, Event.LOSS)
     return Move(state, standing.baseline, incident, launches_before=0)
 
 
-def join(
+def join(  # noqa: PLR0913 - by keyword, each a fact of its own
     standing: Standing,
     loss: Loss,
     *,
     target: Baseline | None,
     judged: Incident,
     held: Held | None = None,
+    began_empty: bool = False,
 ) -> Move:
     """Add a further alarm; ``held``: the restore is put on hold until a person chooses.
 
@@ -268,7 +271,9 @@ def join(
     incident = standing.on_the_same_target(judged)
     if held is not None and not incident.awaits_choice:
         incident = _put_on_hold(incident, _following_hold(incident, held))
-    joined = replace(incident, losses=(*incident.losses, loss), target=target)
+    joined = replace(
+        incident, losses=(*incident.losses, loss), target=target, began_empty=began_empty
+    )
     state = after(standing.state, Event.LOSS)
     if _is_same_store(incident.target, target):
         return Move(state, standing.baseline, joined, standing.launches_before)
@@ -291,9 +296,18 @@ def _is_same_store(before: Baseline | None, target: Baseline | None) -> bool:
     return same_creation(before.identity.created_at, target.identity.created_at)
 
 
-def adopt_target(standing: Standing, target: Baseline, *, judged: Incident) -> Move:
-    """Make a store the restore target of the open incident."""
-    return standing.with_incident(replace(standing.on_the_same_target(judged), target=target))
+def adopt_target(
+    standing: Standing, target: Baseline, *, judged: Incident, began_empty: bool = False
+) -> Move:
+    """Make a store the restore target of the open incident.
+
+    ``began_empty`` counts only if it is another store than before: later, with our marker in it,
+    that cannot be observed any more.
+    """
+    incident = standing.on_the_same_target(judged)
+    if _is_same_store(incident.target, target):
+        began_empty = incident.began_empty
+    return standing.with_incident(replace(incident, target=target, began_empty=began_empty))
 
 
 # Launches and attempts

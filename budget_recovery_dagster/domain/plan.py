@@ -1,4 +1,4 @@
-"""Restore plans: the choice, which counters rise, the room they need, previews and audits."""
+"""Restore plans: the choice, which counters rise, the room they need, and previews."""
 
 import re
 from collections import defaultdict
@@ -577,55 +577,3 @@ class KeptPreview:
     by: str
     choice: RestoreChoice
     identity: StoreIdentity
-
-
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
-    """What one restore plans for, or did to, one budget and window of a tenant.
-
-    ``point_at`` is the newest source snapshot. ``entries`` counts the counters, ``planned`` those
-    to raise, and ``raised`` those that were raised. ``before`` and ``after`` are its usage, as by
-    ``budget_usage``, that was read before and after; ``after`` is the planned one until the restore
-    ends.
-    ``notes`` name the counters that were skipped, and why. ``wrote_board``: its leaderboard was
-    updated or created.
-    """
-
-    tenant: str
-    of: BudgetWindow
-    point_at: datetime
-    entries: int
-    planned: int
-    raised: int
-    kept: int
-    skipped: int
-    before: Decimal
-    after: Decimal
-    notes: tuple[str, ...]
-    wrote_board: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AuditTrail:
-    """The entries of one restore, with who restores, why, in which run, and when.
-
-    Each tenant, budget and window has at most one entry.
-    """
-
-    at: datetime
-    run_id: str
-    who: str
-    why: str
-    incident_id: str | None
-    entries: tuple[AuditEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MergedAudits:
-    """What all restores of an incident did together, merged by budget and window.
-
-    ``windows`` counts them, and ``largest`` has those that rose most.
-    """
-
-    windows: int
-    largest: tuple[AuditEntry, ...]

@@ -93,6 +93,8 @@ class Observation:
     None if its key does not exist. ``keeps_for`` is the age at which the store drops a marker that
     is not renewed, None if it never does. ``leader_time`` is the leader's clock (UTC), None if its
     server does not report it. ``others`` are the deployments with a marker of their own.
+    ``may_have_older``: the stream holds messages from before its creation, as one does that was
+    restored from a backup, or its server does not report that.
     """
 
     identity: StoreIdentity
@@ -101,11 +103,31 @@ class Observation:
     is_led: bool = True
     leader_time: datetime | None = None
     others: frozenset[str] = frozenset()
+    may_have_older: bool = True
 
     @property
     def our_marker(self) -> Marker | None:
         """Our marker in the store, whichever it is; None if there is none."""
         return None if self.marker is None else self.marker.ours
+
+
+def began_empty(accepted: Baseline | None, seen: Observation | None) -> bool:
+    """Whether the observed store was provably created empty since the accepted one was good.
+
+    A backup of a store brings back its messages with their times, and our marker with them. Another
+    installation, which has its own marker, may have restored counters before. Neither proves that
+    nobody else wrote older values into the new store.
+    """
+    if accepted is None or seen is None or accepted.seen_at is None:
+        return False
+    created_at = seen.identity.created_at
+    return (
+        not same_creation(created_at, accepted.identity.created_at)
+        and created_at > accepted.seen_at - CREATION_TOLERANCE
+        and seen.marker is None
+        and not seen.others
+        and not seen.may_have_older
+    )
 
 
 @dataclass(frozen=True, slots=True)

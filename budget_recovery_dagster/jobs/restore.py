@@ -10,6 +10,7 @@ import dagster as dg
 from pydantic import Field
 
 from budget_recovery_dagster.assets.gateway import restored_usage
+from budget_recovery_dagster.domain.audits import MOST_AMOUNTS
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST, OF_THAT_NAME
 from budget_recovery_dagster.errors import (
@@ -19,8 +20,8 @@ from budget_recovery_dagster.errors import (
     StoreLostError,
 )
 from budget_recovery_dagster.ports import ControlPlane
-from budget_recovery_dagster.presentation.metadata import (
-    MOST_ROWS,
+from budget_recovery_dagster.presentation.metadata import MOST_ROWS
+from budget_recovery_dagster.presentation.restore_metadata import (
     applied_metadata,
     preview_metadata,
     restored_metadata,
@@ -205,12 +206,13 @@ def restored_event(plane: ControlPlane, incident: Incident) -> RestoredEvent | N
     if not audits.windows:
         return None
     restored = plane.audits.restored_in(incident.incident_id)
+    amounts = plane.audits.amounts_in(incident.incident_id, MOST_AMOUNTS)
     metadata = {
         "incident": incident.incident_id,
         "loss": incident.losses[-1].reason,
         "outcome": incident.ended.outcome.value if incident.ended else "failed",
         **({"outcome_detail": incident.ended.detail} if incident.ended else {}),
-        **restored_metadata(restored, audits),
+        **restored_metadata(incident, restored, audits, amounts),
     }
     return _event(metadata, raised=restored.counters)
 

@@ -1,6 +1,7 @@
 """How results are shown to people and programs: sentences, terminal, JSON, Dagster metadata.
 
-Only ``metadata`` imports Dagster, so nothing of it is exported here: commands start without it.
+Only ``metadata`` and ``restore_metadata`` import Dagster, so nothing of them is exported here:
+commands start without it.
 """
 
 from budget_recovery_dagster.presentation.documents import INTERRUPTED as INTERRUPTED

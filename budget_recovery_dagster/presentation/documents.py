@@ -12,10 +12,16 @@ from decimal import Decimal
 from functools import singledispatch
 from typing import Any
 
+from budget_recovery_dagster.domain.audits import (
+    AuditEntry,
+    IncidentAmounts,
+    WindowAmounts,
+    shown_bound,
+)
 from budget_recovery_dagster.domain.counters import OmittedCounter, format_usage
 from budget_recovery_dagster.domain.falls import Fall, TenantWindow
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Restored
-from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
+from budget_recovery_dagster.domain.plan import Difference, KeptPreview
 from budget_recovery_dagster.domain.recovery_point import Damage, Everyone
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot, RecordedRun
 from budget_recovery_dagster.domain.store import StoreIdentity
@@ -156,6 +162,7 @@ def applied_json(applied: Applied) -> str:
             "is_closed": incident.ended is not None,
             "outcome": incident.ended.outcome if incident.ended else None,
             "detail": incident.ended.detail if incident.ended else None,
+            "amounts": applied.amounts,
         },
         remainder=applied.remainder,
         other_snapshots=applied.others and _held_more(applied.others),
@@ -294,8 +301,8 @@ def status_json(status: Status, exit_code: int) -> str:
         doubts=_coded(doubts(status)),
         attention=notices(status),
         next_step=next_step(status),
-        incident=_incident(status.recovery.incident, status.attempt),
-        last_closed_incident=_incident(status.closed, None),
+        incident=_incident(status.recovery.incident, status.attempt, status.amounts),
+        last_closed_incident=_incident(status.closed, None, status.closed_amounts),
         checks={
             "interval_seconds": status.check_interval.total_seconds(),
             "unknown_in_a_row": status.unknown_in_a_row,
@@ -358,7 +365,9 @@ def failure_json(error: Exception, exit_code: int) -> str:
     )
 
 
-def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str, Any] | None:
+def _incident(
+    incident: Incident | None, attempt: Attempt | None, amounts: IncidentAmounts | None
+) -> Mapping[str, Any] | None:
     if incident is None:
         return None
     held, uncovered = incident.held, incident.uncovered
@@ -380,6 +389,8 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
         "newest_point_at": incident.newest_point_at,
         "last_good_at": incident.last_good_at,
         "uncovered_seconds": _seconds(uncovered),
+        "began_empty": incident.began_empty,
+        "amounts": amounts,
     }
 
 
@@ -611,4 +622,28 @@ def _audit(entry: AuditEntry) -> Mapping[str, Any]:
         "after": entry.after,
         "leaderboard": entry.wrote_board,
         "notes": entry.notes,
+        "restored": entry.amounts and entry.amounts.restored,
+        "counted_after_loss": entry.amounts and entry.amounts.counted,
+        "bound": entry.amounts and shown_bound(entry.amounts),
+    }
+
+
+@_encoded.register
+def _incident_amounts(amounts: IncidentAmounts) -> Mapping[str, Any]:
+    return {
+        "windows_restored": amounts.restored_windows,
+        "windows_counted": amounts.counted_windows,
+        "windows_unknown": amounts.unknown_windows,
+        "largest_restored": amounts.restored,
+        "largest_counted": amounts.counted,
+    }
+
+
+@_encoded.register
+def _window_amounts(amounts: WindowAmounts) -> Mapping[str, Any]:
+    return {
+        **_place(TenantWindow(amounts.tenant, amounts.of)),
+        "restored": amounts.restored,
+        "counted_after_loss": amounts.counted,
+        "bound": amounts.bound,
     }

@@ -1,6 +1,6 @@
 """Dagster metadata of captures, recovery points, tables and restores."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -10,29 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import dagster as dg
 
-from budget_recovery_dagster.domain.counters import format_usage, shown_entity
+from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.falls import KeyCount
-from budget_recovery_dagster.domain.incident import Restored
-from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, timestamp
 from budget_recovery_dagster.domain.recovery_point import age
-from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, CaptureSummary, ListedSnapshot
+from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, CaptureSummary
 from budget_recovery_dagster.presentation.text import (
-    applied_headline,
-    change_figures,
-    change_name,
-    comparison,
-    end_of_incident,
-    figures,
-    headline,
-    held_more,
     known_usage,
-    largest_first,
-    most_relevant,
-    store_line,
-    tenant_notes,
-    usage_or_nothing,
-    warnings,
-    window_notes,
 )
 from budget_recovery_dagster.services.capture import (
     MAX_NOTED_KEYS,
@@ -43,8 +26,6 @@ from budget_recovery_dagster.services.capture import (
     TenantStored,
 )
 from budget_recovery_dagster.services.recovery_points import PointSurvey, PointWindow
-from budget_recovery_dagster.services.restore.manual import Applied, Order
-from budget_recovery_dagster.services.restore.preview import EntryPreview, Preview, WindowPreview
 from budget_recovery_dagster.services.tables import TablesBuilt
 
 MOST_ROWS = 200
@@ -64,7 +45,7 @@ class Column(Generic[Item]):
     kind: str = "string"
 
 
-def _table_of(columns: Sequence[Column[Item]], items: Iterable[Item]) -> dg.TableMetadataValue:
+def table_of(columns: Sequence[Column[Item]], items: Iterable[Item]) -> dg.TableMetadataValue:
     """Show the first ``MOST_ROWS`` items; another entry gives the number of the rest."""
     return dg.MetadataValue.table(
         records=[
@@ -85,39 +66,6 @@ def table(rows: Sequence[Row]) -> dg.TableMetadataValue:
         rest[next(iter(rest))] = f"and {len(rows) - MOST_ROWS} more"
         shown.append(rest)
     return dg.MetadataValue.table([dg.TableRecord(row) for row in shown])
-
-
-_AUDIT_COLUMNS: Sequence[Column[AuditEntry]] = (
-    Column("tenant", lambda entry: entry.tenant),
-    Column("budget", lambda entry: entry.of.budget),
-    Column("window", lambda entry: entry.of.window.token),
-    Column("counters", lambda entry: entry.entries, "Counters in the snapshots", "int"),
-    Column("raised", lambda entry: entry.raised, "Counters that the restore raised", "int"),
-    Column(
-        "before",
-        lambda entry: format_usage(entry.before),
-        "Usage of the budget in the store before the restore",
-    ),
-    Column(
-        "after",
-        lambda entry: format_usage(entry.after),
-        "Usage of the budget in the store after the restore",
-    ),
-    Column("from_snapshot", lambda entry: _second(entry.point_at), "Newest source snapshot, UTC"),
-    Column("notes", lambda entry: "; ".join(entry.notes), "Counters that were skipped, and why"),
-)
-
-
-def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, Any]:
-    """Show what was restored: how much of it, and a row for each of the largest amounts."""
-    shown = [entry for entry in audits.largest if entry.raised or entry.notes]
-    return {
-        "counters_raised": restored.counters,
-        "windows_raised": restored.windows,
-        "tenants_raised": restored.tenants,
-        "before_and_after": _table_of(_AUDIT_COLUMNS, shown),
-        "windows_not_shown": audits.windows - len(shown),
-    }
 
 
 OWNERS = ["team:budget-recovery"]
@@ -230,7 +178,7 @@ _GONE_COLUMNS: Sequence[Column[KeyCount]] = (
 
 def gone_table(gone: Sequence[KeyCount]) -> dg.TableMetadataValue:
     """Show the budgets and windows from which counters are missing."""
-    return _table_of(_GONE_COLUMNS, gone)
+    return table_of(_GONE_COLUMNS, gone)
 
 
 def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
@@ -316,192 +264,6 @@ def _remarks(stored: TenantStored) -> list[str]:
     if stored.unreadable:
         remarks.append(f"{stored.unreadable} unreadable keys")
     return remarks
-
-
-def _blocked(window: WindowPreview) -> str:
-    if window.limit is None:
-        return "unknown"
-    if not window.is_enforced:
-        return "none"
-    if window.is_unknown:
-        return "unknown"
-    return f"{window.blocked_before:,} -> {window.blocked_after:,}"
-
-
-def _sources(window: WindowPreview) -> str:
-    newest, oldest = window.newest_source, window.oldest_source
-    if newest is None or oldest is None:
-        return "none"
-    if oldest == newest:
-        return _second(newest)
-    return f"{_second(oldest)} to {_second(newest)}"
-
-
-# The page is narrow: with more columns, or sentences in them, it shows one word per line.
-_WINDOW_COLUMNS: Sequence[Column[WindowPreview]] = (
-    Column("tenant", lambda window: window.tenant),
-    Column("budget", lambda window: str(window.of), "The budget and its window"),
-    Column(
-        "usage",
-        figures,
-        "Usage of the budget, now -> restored: its aggregate, or else the sum of its entities",
-    ),
-    Column(
-        "rise",
-        lambda window: format_usage(window.rise) if window.rise else "0",
-        "By how much that rises, or the entities if the aggregate does not",
-    ),
-    Column(
-        "limit",
-        lambda window: "unknown" if window.limit is None else format_usage(window.limit),
-        "Limit of each entity, or of the aggregate if the budget is not split",
-    ),
-    Column(
-        "blocked",
-        _blocked,
-        "Entities blocked by the limit, now -> restored",
-    ),
-    Column(
-        "raised",
-        lambda window: f"{window.raised:,} of {window.counters:,}",
-        "Counters that a restore would raise",
-    ),
-    Column("from_snapshot", _sources, "Source snapshots, UTC"),
-)
-_NOTE_COLUMNS: Sequence[Column[tuple[str, str, str]]] = (
-    Column("tenant", lambda noted: noted[0]),
-    Column("budget", lambda noted: noted[1], "The budget and its window"),
-    Column("note", lambda noted: noted[2], "What is skipped, unknown or not restored"),
-)
-_BLOCKED = {None: "unknown", False: "no", True: "yes"}
-_ENTRY_COLUMNS: Sequence[Column[EntryPreview]] = (
-    Column("budget", lambda entry: str(entry.of), "The budget and its window"),
-    Column("entity", lambda entry: shown_entity(entry.entity)),
-    Column("live", lambda entry: usage_or_nothing(entry.live), "Usage in the store now"),
-    Column("snapshot", lambda entry: format_usage(entry.recorded), "Usage in the snapshots"),
-    Column("action", lambda entry: entry.action.value, "What a restore would do"),
-    Column(
-        "blocked",
-        lambda entry: _BLOCKED[entry.blocks],
-        "Whether a limit blocks the entity after the restore",
-    ),
-    Column(
-        "from_snapshot",
-        lambda entry: _second(entry.source),
-        "Newest snapshot with this usage, UTC",
-    ),
-)
-_CHOICE_COLUMNS: Sequence[Column[ListedSnapshot]] = (
-    Column(
-        "snapshot",
-        lambda listed: timestamp(listed.captured_at),
-        "Value for the config field snapshot",
-    ),
-    Column("tenants", lambda listed: listed.tenants, kind="int"),
-    Column("windows", lambda listed: listed.records, kind="int"),
-    Column("counters", lambda listed: listed.entries, kind="int"),
-)
-_DIFFERENCE_COLUMNS: Sequence[Column[Difference]] = (
-    Column("tenant", lambda each: each.tenant),
-    Column("budget", lambda each: each.of.budget),
-    Column("window", lambda each: each.of.window.token),
-    Column("entity", lambda each: shown_entity(each.entity)),
-    Column("change", lambda each: each.change.value),
-    Column("previewed", lambda each: usage_or_nothing(each.previewed)),
-    Column("found", lambda each: usage_or_nothing(each.found)),
-)
-# The page hides a longer text behind a click.
-_SHOWN_LENGTH = 999
-_TO_APPLY = "open the run of this preview in the Launchpad, set mode to apply and give a reason"
-
-
-def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Mapping[str, Any]:
-    """Show what would be restored, and the snapshots to choose from."""
-    windows = sorted(preview.windows, key=lambda each: each.rise, reverse=True)
-    entries = [entry for tenant in preview.tenants for entry in tenant.entries]
-    notes = [(each.tenant, "", note) for each in preview.tenants for note in tenant_notes(each)]
-    notes += [(each.tenant, str(each.of), note) for each in windows for note in window_notes(each)]
-    # The page keeps this order: the decisive facts come first, the long tables last.
-    metadata: dict[str, Any] = {
-        "what_would_be_done": headline(preview),
-        "choice": str(preview.choice),
-        "store": store_line(preview),
-    }
-    if warned := warnings(preview):
-        metadata["warnings"] = " ".join(warned.values())
-    # An apply that raises nothing still closes an open incident.
-    if preview.raised or preview.recovery.incident is not None:
-        metadata["to_apply"] = _TO_APPLY
-    if preview.changes:
-        metadata["largest_changes"] = dg.MetadataValue.md(_picture(preview.changes))
-    metadata["windows"] = _table_of(_WINDOW_COLUMNS, windows)
-    metadata["windows_not_shown"] = max(len(windows) - MOST_ROWS, 0)
-    if notes:
-        metadata["notes"] = _table_of(_NOTE_COLUMNS, notes)
-        metadata["notes_not_shown"] = max(len(notes) - MOST_ROWS, 0)
-    if entries:
-        entries.sort(key=lambda each: each.rise, reverse=True)
-        metadata["counters"] = _table_of(_ENTRY_COLUMNS, entries)
-        metadata["counters_not_shown"] = max(len(entries) - MOST_ROWS, 0)
-    metadata["snapshots_to_choose"] = _table_of(
-        _CHOICE_COLUMNS, [each for each in choices if not each.is_pruned]
-    )
-    metadata["counters_to_raise"] = preview.raised
-    metadata["preview_id"] = preview.preview_id
-    return metadata
-
-
-def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
-    """Show what was restored, by whom and why, and what differed from the preview."""
-    audits = [entry for tenant in applied.tenants for entry in tenant.entries]
-    shown = [entry for entry in largest_first(audits) if entry.raised or entry.notes]
-    metadata: dict[str, Any] = {"result": applied_headline(applied)}
-    if text := end_of_incident(applied):
-        metadata["incident"] = text
-    if applied.others is not None:
-        metadata["lower_than_other_snapshots"] = applied.others.counters
-    if lower := list(held_more(applied)):
-        metadata["other_snapshots"] = " ".join(lower)
-    metadata |= {
-        "choice": str(applied.choice),
-        "reason": order.reason,
-        "by": order.by,
-        "preview": comparison(applied),
-    }
-    if applied.differences:
-        metadata["differences"] = _table_of(_DIFFERENCE_COLUMNS, most_relevant(applied.differences))
-        metadata["differences_not_shown"] = max(len(applied.differences) - MOST_ROWS, 0)
-    return metadata | {
-        "before_and_after": _table_of(_AUDIT_COLUMNS, shown),
-        "windows_not_shown": max(len(shown) - MOST_ROWS, 0),
-        "counters_raised": applied.raised,
-    }
-
-
-def _picture(changes: Sequence[EntryPreview]) -> str:
-    """Draw the largest changes, before and after, with ASCII bars."""
-    shown: list[str] = []
-    for each in changes:
-        # A backquote in a name could end the block.
-        drawn = f"{change_name(each)}\n  {change_figures(each)}\n".replace("`", "'")
-        if shown and _length(_framed([*shown, drawn])) > _SHOWN_LENGTH:
-            break
-        shown.append(drawn)
-    return _framed(shown)
-
-
-def _framed(drawn: Sequence[str]) -> str:
-    return f"`#` live usage, `+` restored usage\n\n```\n{''.join(drawn)}```"
-
-
-def _length(text: str) -> int:
-    """Count UTF-16 units, as a browser does."""
-    return len(text.encode("utf-16-le")) // 2
-
-
-def _second(at: datetime) -> str:
-    """Write a timestamp that can be chosen, with a space at which the page can break it."""
-    return f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 POINT_SCHEMA = dg.TableSchema(

@@ -13,7 +13,7 @@ from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK
 from budget_recovery_dagster.presentation.text import at_least, clock_time, named, since
 from budget_recovery_dagster.services.capture import MAX_NOTED_KEYS
 from budget_recovery_dagster.services.falls import describe_gone
-from budget_recovery_dagster.services.restore.tenants import counted
+from budget_recovery_dagster.services.restore.report import counted
 from budget_recovery_dagster.services.status import (
     MOST_RUNS,
     Attention,

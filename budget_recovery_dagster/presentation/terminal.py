@@ -9,6 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from budget_recovery_dagster.domain.audits import IncidentAmounts
 from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import timestamp
@@ -55,7 +56,7 @@ from budget_recovery_dagster.services.future_snapshots import FutureSnapshots
 from budget_recovery_dagster.services.recovery_points import PointAges
 from budget_recovery_dagster.services.restore.manual import Applied
 from budget_recovery_dagster.services.restore.preview import Preview, TenantPreview, WindowPreview
-from budget_recovery_dagster.services.restore.tenants import counted
+from budget_recovery_dagster.services.restore.report import cost, counted
 from budget_recovery_dagster.services.status import MOST_CHECKS, MOST_RUNS, Condition, Status
 
 _WIDEST = 100
@@ -355,7 +356,12 @@ def _open_incident(incident: Incident, status: Status) -> Iterator[str]:
         given_up = incident.given_up
         yield f"Failed {since(given_up.at, now)}: {FAILURES[given_up.reason]}"
         yield given_up.detail
+    yield from (sentence.rstrip(".") for sentence in cost(incident, _amounts_of(status)))
     yield _uncovered(incident, now)
+
+
+def _amounts_of(status: Status) -> IncidentAmounts:
+    return status.amounts or IncidentAmounts()
 
 
 def _hold(incident: Incident, now: datetime) -> Iterator[str]:
@@ -397,7 +403,7 @@ def _uncovered(incident: Incident, now: datetime) -> str:
     return (
         f"Not covered: at most {in_words(missing)} of usage, from the snapshot of"
         f" {clock_time(newest, now)} to the loss, found at"
-        f" {clock_time(incident.losses[0].found_at, now)}"
+        f" {clock_time(incident.lost_at, now)}"
     )
 
 

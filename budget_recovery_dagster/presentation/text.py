@@ -8,13 +8,14 @@ from enum import StrEnum
 
 from rich.console import Console
 
+from budget_recovery_dagster.domain.audits import AuditEntry, IncidentAmounts
 from budget_recovery_dagster.domain.counters import (
     exact_difference,
     format_usage,
     shown_entity,
 )
 from budget_recovery_dagster.domain.incident import FailureReason
-from budget_recovery_dagster.domain.plan import AuditEntry, Change, Difference
+from budget_recovery_dagster.domain.plan import Change, Difference
 from budget_recovery_dagster.domain.recovery_point import (
     Damage,
     Everyone,
@@ -37,7 +38,7 @@ from budget_recovery_dagster.services.restore.preview import (
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.restore.tenants import counted, largest_amounts, listed
+from budget_recovery_dagster.services.restore.report import cost, counted, largest_amounts, listed
 from budget_recovery_dagster.services.status import group_failures
 
 FAILURES: Mapping[FailureReason, str] = {
@@ -380,8 +381,9 @@ def end_of_incident(applied: Applied) -> str | None:
         return f"Incident {incident.short_id} is closed; the store is HEALTHY. " + (
             incident.ended.detail
         )
+    amounts = "".join(f" {each}" for each in cost(incident, applied.amounts or IncidentAmounts()))
     if remainder is None:
-        return f"Incident {incident.short_id} stays open: not everything was restored."
+        return f"Incident {incident.short_id} stays open: not everything was restored.{amounts}"
     left = []
     if remainder.counters:
         lower = counted(remainder.counters, "counter")
@@ -393,7 +395,7 @@ def end_of_incident(applied: Applied) -> str | None:
     )
     if incident.given_up is None and not incident.is_held:
         next_step = "The automatic restore continues with the rest."
-    return f"Incident {incident.short_id} stays open: {' '.join(left)} {next_step}"
+    return f"Incident {incident.short_id} stays open: {' '.join(left)}{amounts} {next_step}"
 
 
 _LOWER_SHOWN = 5

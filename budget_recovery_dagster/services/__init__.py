@@ -28,7 +28,7 @@ from budget_recovery_dagster.services.restore.preview import Preview as Preview
 from budget_recovery_dagster.services.restore.preview import TenantPreview as TenantPreview
 from budget_recovery_dagster.services.restore.preview import WindowPreview as WindowPreview
 from budget_recovery_dagster.services.restore.preview import preview_restore as preview_restore
-from budget_recovery_dagster.services.restore.tenants import WRITTEN as WRITTEN
+from budget_recovery_dagster.services.restore.report import WRITTEN as WRITTEN
 from budget_recovery_dagster.services.status import MOST_CHECKS as MOST_CHECKS
 from budget_recovery_dagster.services.status import Attention as Attention
 from budget_recovery_dagster.services.status import Condition as Condition

@@ -9,6 +9,7 @@ from enum import StrEnum
 from itertools import takewhile
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.audits import MOST_AMOUNTS, IncidentAmounts
 from budget_recovery_dagster.domain.falls import (
     CHANGES_SHOWN_FOR,
     ConfigurationChange,
@@ -122,11 +123,12 @@ class Status:
 
     ``checks`` are the newest, newest first; ``newest_good`` is the newest that found the store
     intact, ``first_checked_at`` the time of the oldest. ``attempt`` is the newest of the open
-    incident, ``closed`` the newest closed incident. ``worker`` is the process that is restoring.
-    ``runs`` are the newest captures, newest first. ``stray_keys`` are keys without a tenant that
-    the newest ended one found, or the first of them. ``falls`` are the open ones, largest first;
-    ``gone`` are counts with counters that a check found gone since the newest snapshot, most first.
-    ``changes`` are those of the bucket's configuration in the last 24 hours, newest first.
+    incident, ``closed`` the newest closed incident; ``amounts`` and ``closed_amounts`` are what
+    they cost. ``worker`` is the process that is restoring. ``runs`` are the newest captures, newest
+    first. ``stray_keys`` are keys without a tenant that the newest ended one found, or the first of
+    them. ``falls`` are the open ones, largest first; ``gone`` are counts with counters that a check
+    found gone since the newest snapshot, most first. ``changes`` are those of the bucket's
+    configuration in the last 24 hours, newest first.
     """
 
     at: datetime
@@ -144,6 +146,8 @@ class Status:
     falls: tuple[Fall, ...]
     gone: tuple[KeyCount, ...]
     changes: tuple[ConfigurationChange, ...]
+    amounts: IncidentAmounts | None = None
+    closed_amounts: IncidentAmounts | None = None
 
     @property
     def unknown_in_a_row(self) -> int:
@@ -337,6 +341,12 @@ class Status:
             yield Doubt.OVERDUE
 
 
+def _amounts_of(plane: ControlPlane, incident: Incident | None) -> IncidentAmounts | None:
+    if incident is None:
+        return None
+    return plane.audits.amounts_in(incident.incident_id, MOST_AMOUNTS)
+
+
 def _stray_keys(plane: ControlPlane, runs: Iterable[RecordedRun]) -> tuple[CaptureFailure, ...]:
     """Return the keys without a tenant that the newest ended capture recorded."""
     newest = next((run for run in runs if run.result is not None), None)
@@ -402,4 +412,6 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         falls=falls,
         gone=gone,
         changes=changes,
+        amounts=_amounts_of(plane, open_one),
+        closed_amounts=_amounts_of(plane, closed),
     )

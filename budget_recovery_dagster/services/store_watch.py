@@ -18,6 +18,7 @@ from budget_recovery_dagster.domain.verdict import (
     Observation,
     Verdict,
     baseline_of,
+    began_empty,
     confirms,
     continues,
     judge_observation,
@@ -163,8 +164,13 @@ class StoreWatch:
             self._accept_renewals(found, found.seen)
             return None
         loss, target = self._loss_of(found)
-        hold = _HOLDS.get(found.verdict)
-        return self.plane.incidents.open(loss, target=target, judged=found.baseline, hold=hold)
+        return self.plane.incidents.open(
+            loss,
+            target=target,
+            judged=found.baseline,
+            hold=_HOLDS.get(found.verdict),
+            began_empty=began_empty(found.accepted, found.seen),
+        )
 
     def join_alarm(self, first: Finding, incident: Incident) -> Incident:
         """Confirm a further alarm while an incident is open, and add it to the incident.
@@ -179,7 +185,13 @@ class StoreWatch:
     def _join(self, found: Finding, incident: Incident, *, hold: str | None) -> Incident:
         """Add a confirmed alarm to an incident, and record it as a check; ``hold``: why to wait."""
         loss, target = self._loss_of(found)
-        joined = self.plane.incidents.join(loss, target=target, judged=incident, hold=hold)
+        joined = self.plane.incidents.join(
+            loss,
+            target=target,
+            judged=incident,
+            hold=hold,
+            began_empty=began_empty(found.accepted, found.seen),
+        )
         self.plane.registry.record_check(check_of(joined))
         return joined
 
@@ -254,7 +266,11 @@ class StoreWatch:
         if found.verdict is Verdict.DATABASE_BEHIND and seen.marker is not None:
             self.plane.registry.acknowledge(seen.marker)
         if compared_with(incident) is None or found.verdict is not Verdict.LOST:
-            return self.plane.incidents.adopt_target(baseline_of(seen, found.at), judged=incident)
+            return self.plane.incidents.adopt_target(
+                baseline_of(seen, found.at),
+                judged=incident,
+                began_empty=began_empty(found.accepted, seen),
+            )
         return self._join(found, incident, hold=None)
 
     def require_accepted(self) -> Observation:

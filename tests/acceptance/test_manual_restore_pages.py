@@ -139,7 +139,7 @@ def test_a_failed_store_is_restored_and_the_next_snapshot_is_taken(
     expect(page.locator("pre")).to_contain_text(
         "acme, total lifetime, 'alice'\n  [########++++++++++++++++] 10 -> 30, would be blocked\n"
     )
-    window = row(page, "acme", "total lifetime", "10 -> 122.5", "112.5", "25", "0 -> 2", "3 of 3")
+    window = row(page, "acme", "total lifetime", "0 -> 80", "80", "25", "0 -> 1", "3 of 3")
     expect(window).to_be_visible()
     assert failed_dev.usage_of_alice == "10"
 
@@ -154,7 +154,7 @@ def test_a_failed_store_is_restored_and_the_next_snapshot_is_taken(
     expect(page.get_by_text(REASON, exact=True)).to_be_visible()
     expect(page.get_by_text("is closed; the store is HEALTHY.")).to_be_visible()
     expect(page.get_by_text(re.compile("^No difference from the preview of "))).to_be_visible()
-    expect(row(page, "acme", "total", "lifetime", "3", "3", "10", "122.5")).to_be_visible()
+    expect(row(page, "acme", "total", "lifetime", "3", "3", "0", "80")).to_be_visible()
     assert failed_dev.usage_of_alice == "30"
     assert failed_dev.state == "healthy"
 

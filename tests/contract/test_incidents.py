@@ -7,6 +7,7 @@ import pytest
 
 from budget_recovery_dagster.domain import (
     EVERYONE,
+    Baseline,
     Check,
     Ended,
     FailureReason,
@@ -195,6 +196,27 @@ def test_a_new_restore_target_is_stored_and_the_baseline_is_kept(plane: ControlP
     assert moved == replace(incident, target=MARKED_TARGET)
     assert plane.incidents.recovery() == Recovery(RECOVERING, moved)
     assert plane.baseline == ACCEPTED
+
+
+def test_whether_the_restore_target_began_empty_is_known_until_it_is_another_store(
+    plane: ControlPlane,
+) -> None:
+    accepted = plane.registry.accept(ACCEPTED, judged=plane.baseline)
+    opened = plane.incidents.open(LOSS, target=TARGET, judged=accepted, began_empty=True)
+    assert opened.began_empty
+    assert plane.incidents.recovery() == Recovery(RECOVERING, opened)
+    # With our marker in it, nobody can observe that any more.
+    marked = plane.incidents.adopt_target(MARKED_TARGET, judged=opened)
+    assert (marked.target, marked.began_empty) == (MARKED_TARGET, True)
+    assert plane.incidents.recovery() == Recovery(RECOVERING, marked)
+    gone = plane.incidents.join(GONE, target=None, judged=marked)
+    assert not gone.began_empty
+    another = Baseline(StoreIdentity(BORN + timedelta(days=30), 3), version=1)
+    found = plane.incidents.adopt_target(another, judged=gone, began_empty=True)
+    assert found.began_empty
+    older = replace(another, identity=StoreIdentity(BORN + timedelta(days=9), 3))
+    assert not plane.incidents.adopt_target(older, judged=found).began_empty
+    assert plane.incidents.recovery().incident == plane.incidents.recent(1)[0]
 
 
 # Ends

@@ -1,17 +1,20 @@
 """The stream as a whole: its keys, its identity and its leader's time."""
 
 import re
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 from budget_recovery_dagster.adapters.nats import consumers, open_usage_store
+from budget_recovery_dagster.domain import CREATION_TOLERANCE
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreReadError
 from tests.contract.nats_scene import Scene, set_scene
 from tests.identities import identity_of
 from tests.nats_servers import COUNTERS, DisturbedNetwork, failure_of
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -135,3 +138,23 @@ def with_time(answer: bytes, time: str) -> bytes:
         return answer
     start, _, size = line.rpartition(b" ")
     return b"%s %d%s%s" % (start, int(size) + len(changed) - len(body), end, changed)
+
+
+def test_messages_from_before_the_creation_show_a_backup(scene: Scene) -> None:
+    def may_have_older() -> bool:
+        return scene.store.observe("a deployment").may_have_older
+
+    assert not may_have_older(), "an empty stream"
+    scene.bucket.put("usage.acme.team.lifetime.=", b"1")
+    written_at = time.monotonic()
+    assert not may_have_older()
+    backup = scene.bucket.back_up()
+    # Times less than this apart may come from two servers.
+    tolerance = CREATION_TOLERANCE.total_seconds()
+    wait_until(lambda: time.monotonic() - written_at > tolerance + 1)
+    scene.bucket.destroy()
+    scene.bucket.restore(backup)
+    assert may_have_older()
+    # Once nothing of it is left, all was written since.
+    scene.bucket.put("usage.acme.team.lifetime.=", b"2")
+    assert not may_have_older()

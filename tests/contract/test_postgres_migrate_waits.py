@@ -14,7 +14,7 @@ from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.adapters.postgres.schema import Process
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.errors import DatabaseError
-from tests.contract.test_postgres_upgrade import make_version_1
+from tests.contract.test_postgres_upgrade import make_version
 from tests.waiting import wait_until
 
 LOCK = "select pg_advisory_xact_lock(hashtextextended('budget_recovery/migrate', 0))"
@@ -46,7 +46,7 @@ def owner_url(empty_database_url: str) -> Iterator[str]:
             f'grant create on database "{connection.info.dbname}" to {role}'.encode()
         )
         url = f"{empty_database_url}&user={role}"
-        make_version_1(url)
+        make_version("v1", url)
         yield url
         connection.execute(f"drop owned by {role} cascade".encode())
         connection.execute(f"drop role {role}".encode())

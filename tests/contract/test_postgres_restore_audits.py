@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain import AuditTrail
+from budget_recovery_dagster.domain import AuditTrail, Bound, LossAmounts
 from budget_recovery_dagster.errors import DatabaseError
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import open_one
@@ -54,6 +55,13 @@ def test_a_trail_is_stored_as_a_whole_or_not_at_all(
         "planned = -1",
         "skipped = -1",
         "notes = '{}'",
+        "usage_restored = -1",
+        "usage_counted = 'NaN'",
+        "counted_bound = 'sure'",
+        "counted_bound = null",
+        "usage_counted = null",
+        "counted_bound = 'unknown'",
+        "shares = '[]'",
         "tenant = ''",
         "incident_id = '0'",
         "tenant = 'one', budget_id = 'one', window_token = 'lifetime'",
@@ -62,6 +70,7 @@ def test_a_trail_is_stored_as_a_whole_or_not_at_all(
 def test_invalid_rows_are_refused(
     postgres_plane: ControlPlane, trail: AuditTrail, admin: psycopg.Connection, change: str
 ) -> None:
-    postgres_plane.audits.finish(trail)
+    counted = replace(ENTRY, amounts=LossAmounts(Decimal(7), Decimal(3), Bound.EXACT))
+    postgres_plane.audits.finish(replace(trail, entries=(counted, OTHER)))
     with pytest.raises(psycopg.IntegrityError):
         admin.execute(f"update budget_recovery.restore_audit set {change}".encode())

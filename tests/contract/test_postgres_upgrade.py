@@ -18,7 +18,7 @@ from budget_recovery_dagster.adapters.postgres.migrations import (
     v3,
 )
 from budget_recovery_dagster.adapters.postgres.snapshots import PostgresSnapshots
-from budget_recovery_dagster.domain import NO_EXPIRY, Check, Evidence, Verdict
+from budget_recovery_dagster.domain import NO_EXPIRY, Check, Evidence, IncidentAmounts, Verdict
 from budget_recovery_dagster.errors import SchemaVersionError
 from budget_recovery_dagster.services.check import check_store
 from tests.contract.control_planes import ControlPlane, on_postgres
@@ -322,6 +322,38 @@ def test_an_upgrade_keeps_what_later_versions_know(empty_database_url: str, vers
 
 DEPLOYMENT = "00000000-0000-4000-8000-000000000001"
 BORN = datetime(2026, 11, 1, tzinfo=UTC)
+# As version 1 stored an open incident, and what a restore did in it.
+AUDIT_OF_VERSION_1 = f"""
+insert into budget_recovery.incident (
+    incident_id, opened_at, attempts, launches, launches_before,
+    target_created_at, target_last_sequence, target_version
+) values ('{DEPLOYMENT}', '2026-11-24Z', 1, 1, 0, '2026-11-24Z', 7, 1);
+insert into budget_recovery.restore_audit (
+    at, run_id, who, why, incident_id, tenant, budget_id, window_token, point_at, entries, planned,
+    raised, kept, skipped, usage_before, usage_after, notes, finished_at
+) values (
+    '2026-11-24Z', 'a run', 'a host', 'lost', '{DEPLOYMENT}', 'acme', 'team', 'lifetime',
+    '2026-11-24Z', 2, 2, 2, 0, 0, 3, 10, '[]', '2026-11-24Z'
+);
+"""
+
+
+def test_what_an_incident_of_an_earlier_version_cost_is_unknown_and_not_zero(
+    empty_database_url: str,
+) -> None:
+    make_version("v1", empty_database_url, AUDIT_OF_VERSION_1)
+    assert migrate(empty_database_url).from_version == "v1"
+    with on_postgres(empty_database_url) as plane:
+        assert plane.audits.amounts_in(DEPLOYMENT, 9) == IncidentAmounts(unknown_windows=1)
+        assert plane.audits.amounts_of(DEPLOYMENT, "acme") == {}
+        [entry] = plane.audits.largest(DEPLOYMENT, 9).largest
+        assert (entry.before, entry.after) == (Decimal(3), Decimal(10))
+        assert entry.amounts is None
+    with psycopg.connect(empty_database_url) as connection:
+        began_empty = connection.execute("select target_began_empty from budget_recovery.incident")
+        assert began_empty.fetchall() == [(None,)]
+
+
 # As version 1 left a store after an earlier one, an incident with a loss of each kind, and checks.
 DETECTION_OF_VERSION_1 = f"""
 insert into budget_recovery.store (

@@ -1,13 +1,25 @@
 """Merged audits of the restores of an incident, including interrupted ones."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
-from budget_recovery_dagster.domain import AuditEntry, AuditTrail, MergedAudits, Restored
+from budget_recovery_dagster.domain import (
+    AuditEntry,
+    AuditTrail,
+    Bound,
+    Entity,
+    IncidentAmounts,
+    LossAmounts,
+    MergedAudits,
+    Restored,
+    WindowAmounts,
+)
 from tests.contract.control_planes import NOON, ControlPlane, of
 from tests.contract.incident_scene import open_one
 
@@ -301,6 +313,84 @@ def test_many_entries_are_stored_and_merged_in_seconds(
     assert (audits.windows, len(audits.largest)) == (25_000, 200)
     # Quadratic work would take minutes.
     assert time.monotonic() - started < 30
+
+
+# What an incident cost
+
+
+def with_amounts(
+    entry: AuditEntry, restored: str, counted: str | None, bound: Bound = Bound.EXACT, **more: Any
+) -> AuditEntry:
+    known = None if counted is None else Decimal(counted)
+    return replace(entry, amounts=LossAmounts(Decimal(restored), known, bound, **more))
+
+
+def amounts(plane: ControlPlane, trail: AuditTrail, count: int = 100) -> IncidentAmounts:
+    assert trail.incident_id is not None
+    return plane.audits.amounts_in(trail.incident_id, count)
+
+
+def known(plane: ControlPlane, trail: AuditTrail, tenant: str) -> Mapping[Any, LossAmounts]:
+    assert trail.incident_id is not None
+    return plane.audits.amounts_of(trail.incident_id, tenant)
+
+
+def test_amounts_are_those_of_the_newest_entry_that_has_some(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    first = with_amounts(ENTRY, "7", "3")
+    plane.audits.finish(replace(trail, entries=(first,)))
+    later = with_amounts(ENTRY, "8", "3.000000000000000001", Bound.AT_MOST)
+    plane.audits.finish(replace(trail, at=NOON + HOUR, entries=(later,)))
+    # A verification that writes nothing has none.
+    plane.audits.finish(replace(trail, at=NOON + 2 * HOUR, entries=(replace(ENTRY, raised=0),)))
+    assert known(plane, trail, "acme") == {ENTRY.of: later.amounts}
+    assert known(plane, trail, "b") == {}
+    [entry] = merged(plane, trail).largest
+    assert entry.amounts == later.amounts
+    shown = WindowAmounts(
+        "acme", ENTRY.of, Decimal(8), Decimal("3.000000000000000001"), Bound.AT_MOST
+    )
+    assert amounts(plane, trail) == IncidentAmounts(1, 1, 0, (shown,), (shown,))
+
+
+def test_amounts_of_a_restore_that_did_not_end_are_at_least_those(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    shares: dict[Entity, Decimal] = {None: Decimal(3), "é": Decimal("1E-18")}
+    begun = with_amounts(ENTRY, "7", "3", shares=shares, is_begun=True)
+    plane.audits.begin(replace(trail, entries=(begun,)))
+    assert known(plane, trail, "acme") == {ENTRY.of: begun.amounts}
+    assert amounts(plane, trail).counted == (
+        WindowAmounts("acme", ENTRY.of, Decimal(7), Decimal(3), Bound.AT_LEAST),
+    )
+    ended = with_amounts(ENTRY, "6", "4", Bound.EXACT, shares={"é": Decimal(4)})
+    plane.audits.finish(replace(trail, entries=(ended,)))
+    assert known(plane, trail, "acme") == {ENTRY.of: ended.amounts}
+    assert amounts(plane, trail).counted[0].bound is Bound.EXACT
+
+
+def test_amounts_are_listed_by_size_and_counted(plane: ControlPlane, trail: AuditTrail) -> None:
+    entries = (
+        with_amounts(ENTRY, "1", "2"),
+        with_amounts(replace(ENTRY, of=of("z", "lifetime")), "5", "2"),
+        with_amounts(replace(ENTRY, of=of("a", "lifetime")), "0", "9"),
+        with_amounts(replace(ENTRY, of=of("b", "lifetime")), "3", "0"),
+        with_amounts(OTHER, "0", None, Bound.UNKNOWN),
+        # Earlier versions knew none, and a window in which nothing was raised cost nothing.
+        replace(ENTRY, tenant="old"),
+        replace(ENTRY, tenant="quiet", planned=0, raised=0),
+    )
+    plane.audits.finish(replace(trail, entries=entries))
+    found = amounts(plane, trail)
+    assert (found.restored_windows, found.counted_windows, found.unknown_windows) == (3, 3, 2)
+    assert [each.of.budget for each in found.restored] == ["z", "b", "team"]
+    # Equal amounts are in the order of their names.
+    assert [each.of.budget for each in found.counted] == ["a", "team", "z"]
+    cut = amounts(plane, trail, 1)
+    assert (cut.restored, cut.counted) == (found.restored[:1], found.counted[:1])
+    assert (cut.restored_windows, cut.counted_windows, cut.unknown_windows) == (3, 3, 2)
+    assert plane.audits.amounts_in("another incident", 9) == IncidentAmounts()
 
 
 # Windows that were raised

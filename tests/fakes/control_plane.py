@@ -5,7 +5,7 @@ The fakes keep the promises of ``budget_recovery_dagster.ports``.
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -16,9 +16,11 @@ from budget_recovery_dagster.adapters.postgres import storable, storable_trail
 from budget_recovery_dagster.domain import (
     OUTDATED_KEPT_FOR,
     PREVIEWS_KEPT_FOR,
+    UNKNOWN_AMOUNTS,
     Attempt,
     AuditEntry,
     AuditTrail,
+    Bound,
     BudgetDefinition,
     BudgetRecord,
     BudgetWindow,
@@ -32,10 +34,12 @@ from budget_recovery_dagster.domain import (
     FoundMarker,
     Holding,
     Incident,
+    IncidentAmounts,
     KeptPreview,
     KeyCount,
     LandmarkKind,
     LeaseState,
+    LossAmounts,
     Marker,
     MergedAudits,
     NamedDrop,
@@ -48,12 +52,14 @@ from budget_recovery_dagster.domain import (
     StoreRecord,
     TenantWindow,
     Uncaptured,
+    WindowAmounts,
     exact_sum,
     lease_lost,
     require_aware,
     require_free,
     require_lease_of,
     require_ours,
+    shown_bound,
 )
 from budget_recovery_dagster.ports import Lease
 
@@ -420,6 +426,31 @@ class MemoryRestoreAudits(OnState):
             largest=tuple(sorted(merged, key=_rank)[:count]),
         )
 
+    def amounts_of(self, incident_id: str, tenant: str) -> Mapping[BudgetWindow, LossAmounts]:
+        return {
+            of: entry.amounts
+            for (whose, of), audits in self._by_window(incident_id).items()
+            if whose == tenant and (entry := _merge(audits)).amounts is not None
+        }
+
+    def amounts_in(self, incident_id: str, count: int) -> IncidentAmounts:
+        merged = [
+            entry
+            for entry in self._merged(incident_id)
+            if entry.amounts is not None or entry.raised
+        ]
+        found = [_window_amounts(entry) for entry in sorted(merged, key=_name)]
+        # Stable sorts.
+        restored = [each for each in _by_amount(found, lambda each: each.restored) if each.restored]
+        counted = [each for each in _by_amount(found, _counted) if each.counted]
+        return IncidentAmounts(
+            restored_windows=len(restored),
+            counted_windows=len(counted),
+            unknown_windows=sum(each.bound is Bound.UNKNOWN for each in found),
+            restored=tuple(restored[:count]),
+            counted=tuple(counted[:count]),
+        )
+
     def _keep(self, trail: AuditTrail, *, finished_at: datetime | None) -> None:
         kept = storable_trail(trail)
         with self._plane.lock:
@@ -433,14 +464,19 @@ class MemoryRestoreAudits(OnState):
                 )
 
     def _merged(self, incident_id: str) -> list[AuditEntry]:
+        return [_merge(audits) for audits in self._by_window(incident_id).values()]
+
+    def _by_window(self, incident_id: str) -> dict[tuple[str, BudgetWindow], list[KeptAudit]]:
+        """Return the entries of an incident by tenant, budget and window, in order of time."""
         windows: defaultdict[tuple[str, BudgetWindow], list[KeptAudit]] = defaultdict(list)
         with self._plane.lock:
             for audit in self._plane.audits.values():
                 if audit.trail.incident_id == incident_id:
                     windows[audit.entry.tenant, audit.entry.of].append(audit)
-        return [
-            _merge(sorted(audits, key=lambda audit: audit.trail.at)) for audits in windows.values()
-        ]
+        return {
+            where: sorted(audits, key=lambda audit: audit.trail.at)
+            for where, audits in windows.items()
+        }
 
 
 def _merge(audits: list[KeptAudit]) -> AuditEntry:
@@ -456,9 +492,36 @@ def _merge(audits: list[KeptAudit]) -> AuditEntry:
         before=audits[0].entry.before,
         raised=min(raised, last.entries),
         wrote_board=any(audit.entry.wrote_board for audit in audits),
+        amounts=next(filter(None, map(_amounts, reversed(audits))), None),
     )
+
+
+def _amounts(audit: KeptAudit) -> LossAmounts | None:
+    amounts = audit.entry.amounts
+    return amounts and replace(amounts, is_begun=audit.finished_at is None)
+
+
+def _window_amounts(entry: AuditEntry) -> WindowAmounts:
+    amounts = entry.amounts or UNKNOWN_AMOUNTS
+    return WindowAmounts(
+        entry.tenant, entry.of, amounts.restored, amounts.counted, shown_bound(amounts)
+    )
+
+
+def _counted(amounts: WindowAmounts) -> Decimal:
+    return amounts.counted or Decimal(0)
+
+
+def _by_amount(
+    found: list[WindowAmounts], amount: Callable[[WindowAmounts], Decimal]
+) -> list[WindowAmounts]:
+    return sorted(found, key=amount, reverse=True)
+
+
+def _name(entry: AuditEntry) -> tuple[str, str, str]:
+    return entry.tenant, entry.of.budget, entry.of.window.token
 
 
 def _rank(entry: AuditEntry) -> tuple[Decimal, bool, str, str, str]:
     fall = exact_sum((entry.before, entry.after.copy_negate()))
-    return fall, not entry.notes, entry.tenant, entry.of.budget, entry.of.window.token
+    return fall, not entry.notes, *_name(entry)

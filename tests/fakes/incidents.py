@@ -220,6 +220,7 @@ class MemoryIncidents(OnState):
         target: Baseline | None,
         judged: Baseline | None,
         hold: str | None = None,
+        began_empty: bool = False,
     ) -> Incident:
         with self._plane.lock:
             good = newest_good_check(self._plane)
@@ -238,6 +239,7 @@ class MemoryIncidents(OnState):
                     judged=judged,
                     opening=opening,
                     held=held_by_itself(hold, opening.at),
+                    began_empty=began_empty,
                 )
             )
             self._plane.add_landmark(LandmarkKind.INCIDENT_OPENED, about=opened.incident_id)
@@ -250,16 +252,28 @@ class MemoryIncidents(OnState):
         target: Baseline | None,
         judged: Incident,
         hold: str | None = None,
+        began_empty: bool = False,
     ) -> Incident:
         with self._plane.lock:
             kept, held = storable_loss(loss), held_by_itself(hold, self._now())
             return self._keep(
-                moves.join(self._standing(), kept, target=target, judged=judged, held=held)
+                moves.join(
+                    self._standing(),
+                    kept,
+                    target=target,
+                    judged=judged,
+                    held=held,
+                    began_empty=began_empty,
+                )
             )
 
-    def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
+    def adopt_target(
+        self, target: Baseline, *, judged: Incident, began_empty: bool = False
+    ) -> Incident:
         with self._plane.lock:
-            return self._keep(moves.adopt_target(self._standing(), target, judged=judged))
+            return self._keep(
+                moves.adopt_target(self._standing(), target, judged=judged, began_empty=began_empty)
+            )
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
         with self._plane.lock:

@@ -225,6 +225,7 @@ class MemoryUsageStore:
         self.write_failures: dict[int, StoreError] = {}
         self.writes = 0
         self._keys: dict[str, LiveKey] = {}
+        self._stream_of: dict[str, datetime] = {}
 
     def put(
         self,
@@ -260,7 +261,7 @@ class MemoryUsageStore:
     def copy(self) -> Self:
         """Return another store, made from a copy of the files."""
         other = copy(self)
-        other._keys = dict(self._keys)
+        other._keys, other._stream_of = dict(self._keys), dict(self._stream_of)
         return other
 
     def purge(self, prefix: str = "") -> None:
@@ -289,6 +290,9 @@ class MemoryUsageStore:
             leader_time=self.clock,
             others=frozenset(key.removeprefix(f"{guard}.") for key in self._under(f"{guard}."))
             - {deployment},
+            may_have_older=any(
+                self._stream_of[key] != self.stream.created_at for key in self._keys
+            ),
         )
 
     def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
@@ -419,6 +423,7 @@ class MemoryUsageStore:
     def _store(self, key: str, value: StoredValue | None) -> None:
         self.stream = replace(self.stream, last_sequence=self.stream.last_sequence + 1)
         self._keys[key] = LiveKey(self.stream.last_sequence, value)
+        self._stream_of[key] = self.stream.created_at
         while self._is_over():
             del self._keys[min(self._keys, key=lambda key: self._keys[key].revision)]
 

@@ -131,8 +131,9 @@ def test_differences_from_the_preview_are_shown(lost: Bucket, instance: dg.Dagst
         }
     ]
     assert metadata["incident"].endswith(
-        "stays open: 1 counter still lower than in the snapshots. The automatic "
-        "restore continues with the rest."
+        "stays open: 1 counter still lower than in the snapshots. Restored: acme, total lifetime:"
+        " 80. Counted after the loss and not added, because the higher value counts: nothing. The"
+        " automatic restore continues with the rest."
     )
 
 

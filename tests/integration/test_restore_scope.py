@@ -3,13 +3,22 @@
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from uuid import uuid4
 
 import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain import Entity, Outcome, Period, Verdict, Window
+from budget_recovery_dagster.domain import (
+    Bound,
+    Entity,
+    LossAmounts,
+    Outcome,
+    Period,
+    Verdict,
+    Window,
+)
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import DatabaseUnreachableError
 from budget_recovery_dagster.sandbox.gateway import Place
@@ -108,8 +117,12 @@ def test_a_restore_writes_only_lower_and_missing_counters(
     assert "1 counter skipped: the live value is unreadable: 'dave'" in note
     assert "NaN" in note
     assert entries["acme", "users", "2026-05"].notes == ("skipped, the window has closed",)
-    # Tenants without a loss are not reported.
-    assert {tenant for tenant, _, _ in entries} == {"acme"}
+    # Of a tenant without a loss, only what it may have cost is reported: its counter was kept.
+    assert {tenant for tenant, _, _ in entries} == {"acme", "globex"}
+    globex = entries["globex", "total", LIFETIME]
+    assert (globex.raised, globex.kept) == (0, 1)
+    # Another installation's marker: who knows who wrote the counters.
+    assert globex.amounts == LossAmounts(Decimal(0), Decimal(5), Bound.AT_MOST)
 
 
 def test_leaderboards_match_the_counters_after_a_restore(harness: Harness) -> None:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import cast
 
 from budget_recovery_dagster.domain import (
+    MOST_AMOUNTS,
     Attempt,
     BudgetWindow,
     CaptureFailure,
@@ -19,6 +20,7 @@ from budget_recovery_dagster.domain import (
     Fall,
     Hour,
     Incident,
+    IncidentAmounts,
     KeyCount,
     LeaseState,
     ListedSnapshot,
@@ -40,7 +42,7 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.services import VERIFY_WITHIN, Status, read_status
-from tests.fakes.control_plane import ManualClock, MemoryLeases
+from tests.fakes.control_plane import ManualClock, MemoryLeases, MemoryRestoreAudits
 from tests.fakes.falls import MemoryFalls
 from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.plane import MemoryControlPlane
@@ -155,12 +157,14 @@ class Known:
     falls: tuple[Fall, ...] = ()
     gone: tuple[KeyCount, ...] = ()
     changes: tuple[ConfigurationChange, ...] = ()
+    amounts: IncidentAmounts = field(default_factory=IncidentAmounts)
 
     def status(self) -> Status:
         empty = MemoryControlPlane.at(NOW)
         plane = replace(
             empty,
             incidents=cast(MemoryIncidents, _Incidents(self)),
+            audits=cast(MemoryRestoreAudits, _Audits(self)),
             registry=cast(MemoryStoreRegistry, _Checks(self)),
             points=cast(MemoryRecoveryPoints, _Points(self, empty.clock)),
             reports=cast(MemoryCaptureReports, _Reports(self)),
@@ -184,6 +188,15 @@ class _Falls:
     def configuration_changes(self, since: datetime) -> tuple[ConfigurationChange, ...]:
         assert since == ago(24 * 60)
         return self.known.changes
+
+
+@dataclass
+class _Audits:
+    known: Known
+
+    def amounts_in(self, _incident_id: str, count: int) -> IncidentAmounts:
+        assert count == MOST_AMOUNTS
+        return self.known.amounts
 
 
 @dataclass

@@ -20,6 +20,7 @@ from budget_recovery_dagster.domain import (
     Action,
     Attempt,
     AuditEntry,
+    Bound,
     BudgetWindow,
     CaptureSource,
     Change,
@@ -32,10 +33,12 @@ from budget_recovery_dagster.domain import (
     GivenUp,
     Held,
     Hour,
+    IncidentAmounts,
     JudgedFalls,
     KeptPreview,
     ListedSnapshot,
     Loss,
+    LossAmounts,
     OmittedCounter,
     Outcome,
     PlannedAmounts,
@@ -51,6 +54,7 @@ from budget_recovery_dagster.domain import (
     Verdict,
     Waiting,
     Window,
+    WindowAmounts,
     WindowPoint,
     Written,
 )
@@ -134,6 +138,7 @@ ENUMS: Mapping[str, type[StrEnum]] = {
     "Evidence": Evidence,
     "Outcome": Outcome,
     "Failure reason": FailureReason,
+    "Bound": Bound,
     "Action": Action,
     "Change": Change,
     "Source": CaptureSource,
@@ -365,6 +370,19 @@ PREVIEW = Preview(
 AUDIT = AuditEntry(
     "acme", DAY, ago(60), 2, 1, 1, 1, 0, Decimal(1), Decimal("2.5"), ("1 counter left",)
 )
+COUNTED = replace(
+    AUDIT, amounts=LossAmounts(Decimal("1.5"), Decimal(1), Bound.AT_MOST, {"alice": Decimal(1)})
+)
+AMOUNTS = IncidentAmounts(
+    restored_windows=2,
+    counted_windows=1,
+    unknown_windows=1,
+    restored=(
+        WindowAmounts("acme", DAY, Decimal(4), None, Bound.UNKNOWN),
+        WindowAmounts("globex", DAY, Decimal("1.5"), Decimal(1), Bound.ESTIMATE),
+    ),
+    counted=(WindowAmounts("globex", DAY, Decimal("1.5"), Decimal(1), Bound.EXACT),),
+)
 REMAINDER = Remainder(
     1,
     2,
@@ -381,13 +399,14 @@ APPLIED = Applied(
     ),
     uncompared=("globex",),
     absent=("initech",),
-    tenants=(TenantRestored("acme", (AUDIT,)), TenantRestored("globex", (), ERROR)),
+    tenants=(TenantRestored("acme", (AUDIT, COUNTED)), TenantRestored("globex", (), ERROR)),
     failure=ERROR,
     incident=ENDED,
     remainder=REMAINDER,
     others=replace(
         REMAINDER, lower=(LowerCounters("acme", DAY, frozenset({"bob"}), Decimal(1), are_all=True),)
     ),
+    amounts=AMOUNTS,
 )
 RESET = RecordedReset(
     Reset("acme", "per user", "2026-11-30", "alice", ago(5), "bob@ops", "wrong price", NOW),
@@ -430,6 +449,7 @@ CAPTURED = Captured(
 def statuses() -> Iterator[str]:
     known = Known(
         recovered=Recovery(RecoveryState.FAILED, OPEN),
+        amounts=AMOUNTS,
         attempts=(ATTEMPT,),
         incidents=(closed(300),),
         checks=(
@@ -470,7 +490,7 @@ def documents() -> Iterator[tuple[str, str]]:
     healthy = Recovery(RecoveryState.HEALTHY, None)
     yield "preview", preview_json(replace(PREVIEW, choice=every, recovery=healthy))
     yield "restore", applied_json(APPLIED)
-    yield "restore", applied_json(replace(APPLIED, incident=OPEN))
+    yield "restore", applied_json(replace(APPLIED, incident=OPEN, amounts=None))
     nothing = replace(
         APPLIED, preview=None, failure=None, incident=None, remainder=None, others=None
     )

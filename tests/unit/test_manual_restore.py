@@ -142,7 +142,8 @@ def test_the_incident_is_closed_once_no_counter_remains_to_be_raised(failed: Man
     assert ended.outcome is Outcome.RESTORED_MANUALLY
     assert ended.detail.startswith(
         "By ann: the other half. In the whole incident, 3 counters raised in 2 windows of 2 "
-        "tenants. Usage between the newest snapshot ("
+        "tenants. Restored: a, spend lifetime: 80; b, spend lifetime: 5. Counted after the loss and"
+        " not added, because the higher value counts: nothing. Usage between the newest snapshot ("
     )
     assert (ended.restored.tenants, ended.restored.windows, ended.restored.counters) == (2, 2, 3)
 

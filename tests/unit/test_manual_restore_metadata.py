@@ -1,6 +1,6 @@
 """What Dagster's page of a preview shows without a click."""
 
-from budget_recovery_dagster.presentation.metadata import preview_metadata
+from budget_recovery_dagster.presentation.restore_metadata import preview_metadata
 from tests.unit.manual_harness import captured_manual_harness
 
 # The page shows longer texts only as a link.

@@ -24,7 +24,8 @@ from budget_recovery_dagster.domain import (
 from budget_recovery_dagster.errors import AttemptFailedError, StoreFullError
 from budget_recovery_dagster.ports import LiveTenant
 from budget_recovery_dagster.services.restore import StillWaiting
-from budget_recovery_dagster.services.restore.tenants import find_missing, live_usages
+from budget_recovery_dagster.services.restore.report import find_missing
+from budget_recovery_dagster.services.restore.tenants import live_usages
 from tests.boards import board_key
 from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.manual_harness import (

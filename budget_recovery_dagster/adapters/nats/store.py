@@ -327,6 +327,7 @@ async def observe(stream: BucketStream, deployment_id: str) -> Observation:
         is_led=info.is_led,
         leader_time=info.server_time,
         others=frozenset(markers - {encode_name(deployment_id)}),
+        may_have_older=info.may_have_older,
     )
 
 

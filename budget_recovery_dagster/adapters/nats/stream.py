@@ -26,7 +26,7 @@ from budget_recovery_dagster.adapters.nats.connection import (
 from budget_recovery_dagster.domain.falls import Configuration
 from budget_recovery_dagster.domain.plan import Room, StoreLimits
 from budget_recovery_dagster.domain.store import ClusterView, Replica, StoreIdentity, hears_majority
-from budget_recovery_dagster.domain.verdict import same_creation
+from budget_recovery_dagster.domain.verdict import CREATION_TOLERANCE, same_creation
 from budget_recovery_dagster.errors import (
     SettingsError,
     StoreChangedError,
@@ -114,7 +114,7 @@ class StreamInfo:
 
     ``in_memory``: the stream is not in a file. ``keeps_one``: of each key only the newest message
     is kept. ``is_led``: the responder reaches a majority of the replicas, so no other server can be
-    the leader.
+    the leader. ``may_have_older``: messages are older than the stream, or that is not reported.
 
     ``server_time`` is the leader's clock (UTC), None for servers that do not report it. ``leader``
     is None for a stream without replicas, for which no other server can respond.
@@ -127,6 +127,7 @@ class StreamInfo:
     in_memory: bool
     keeps_one: bool
     is_led: bool
+    may_have_older: bool
     server_time: datetime | None
     leader: str | None
     subject_count: int
@@ -386,6 +387,7 @@ class BucketStream:
                 server_time=None if time is None else _parse_time(time),
                 leader=self._leader(response),
                 is_led=hears_majority(read_cluster(response, datetime.now(UTC))),
+                may_have_older=_may_have_older(response),
                 subject_count=response.get("total", 0),
                 page_size=response.get("limit", 0),
                 subjects=tuple(response["state"].get("subjects") or ()),
@@ -634,6 +636,17 @@ def nanoseconds(time: datetime) -> int:
 def _parse_time(text: str) -> datetime:
     """Parse a time, truncated to microseconds."""
     return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _may_have_older(response: Response) -> bool:
+    """Whether the oldest message is older than the stream, or of unknown age."""
+    state = response["state"]
+    if not state["messages"]:
+        return False
+    oldest: str | None = state.get("first_ts")
+    created_at = _parse_time(response["created"])
+    # The two times may come from two servers.
+    return oldest is None or _parse_time(oldest) < created_at - CREATION_TOLERANCE
 
 
 def read_limits(config: Mapping[str, Any], state: Mapping[str, Any]) -> StoreLimits:

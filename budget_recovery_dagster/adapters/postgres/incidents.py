@@ -96,7 +96,7 @@ _MOVED = """
     target_marker_nonce, target_marker_revision, target_marker_number, target_marked_at,
     target_marker_keeps_for,
     target_intended_nonce, target_intended_number, target_intended_landmark,
-    target_seen_at, target_other_markers,
+    target_seen_at, target_other_markers, target_began_empty,
     attempts, launches, next_launch_at, next_attempt_at, released_at,
     waiting_since, waiting_reason, waits,
     held_at, held_by, held_reason,
@@ -133,7 +133,7 @@ insert into budget_recovery.store_loss (
 """
 _VALUES = """
     %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
-    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s
 """
 _UPDATE = "update budget_recovery.incident set"
 _UPDATE_INCIDENT = f"{_UPDATE} ({_MOVED}) = ({_VALUES}) where incident_id = %s"
@@ -210,6 +210,7 @@ class PostgresIncidents:
         target: Baseline | None,
         judged: Baseline | None,
         hold: str | None = None,
+        began_empty: bool = False,
     ) -> Incident:
         """Insert an incident with its loss, and set the store to RECOVERING."""
         with self._locked() as (connection, standing):
@@ -229,6 +230,7 @@ class PostgresIncidents:
                 judged=judged,
                 opening=opening,
                 held=held_by_itself(hold, opening.at),
+                began_empty=began_empty,
             )
             opened = move.incident
             values = (
@@ -249,19 +251,25 @@ class PostgresIncidents:
         target: Baseline | None,
         judged: Incident,
         hold: str | None = None,
+        began_empty: bool = False,
     ) -> Incident:
         """Insert a further loss."""
         with self._locked() as (connection, standing):
             held = held_by_itself(hold, self._database.time_on(connection))
             kept = storable_loss(loss)
-            move = moves.join(standing, kept, target=target, judged=judged, held=held)
+            move = moves.join(
+                standing, kept, target=target, judged=judged, held=held, began_empty=began_empty
+            )
             _insert_newest_loss(connection, move.incident)
             return _keep(connection, standing, move)
 
-    def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
+    def adopt_target(
+        self, target: Baseline, *, judged: Incident, began_empty: bool = False
+    ) -> Incident:
         """Replace the restore target of the open incident."""
         with self._locked() as (connection, standing):
-            return _keep(connection, standing, moves.adopt_target(standing, target, judged=judged))
+            move = moves.adopt_target(standing, target, judged=judged, began_empty=began_empty)
+            return _keep(connection, standing, move)
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
         """Count one more launch; None if another process counted it, or none is due."""
@@ -418,6 +426,7 @@ def _keep(connection: Connection, before: Standing, move: Move) -> Incident:
     values = (
         move.launches_before,
         *columns_of(incident.target),
+        incident.began_empty,
         incident.attempts,
         incident.launches,
         incident.next_launch_at,
@@ -476,6 +485,7 @@ def _loss(found_at: datetime, found_by: str, verdict: str, reason: str, *seen: A
 def _incident(row: tuple[Any, ...], losses: tuple[Loss, ...]) -> Incident:
     incident_id, opened_at, newest_point_at, last_good_at, _, *moved = row
     target, moved = moved[:BASELINE_COLUMNS], moved[BASELINE_COLUMNS:]
+    began_empty, *moved = moved
     attempts, launches, next_launch_at, next_attempt_at, released_at = moved[:5]
     return Incident(
         incident_id=incident_id,
@@ -493,6 +503,8 @@ def _incident(row: tuple[Any, ...], losses: tuple[Loss, ...]) -> Incident:
         released_at=released_at,
         given_up=_part(_given_up, moved[11:15]),
         ended=_part(_ended, moved[15:]),
+        # Earlier versions did not judge it.
+        began_empty=bool(began_empty),
     )
 
 

@@ -1,8 +1,9 @@
 """Plans of restores: previews, audits, and the budget definitions that previews use."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import islice
 from operator import attrgetter
 from typing import Any, LiteralString
@@ -16,21 +17,28 @@ from budget_recovery_dagster.adapters.postgres.database import (
     storable,
     storable_id,
 )
+from budget_recovery_dagster.domain.audits import (
+    AuditEntry,
+    AuditTrail,
+    Bound,
+    IncidentAmounts,
+    LossAmounts,
+    MergedAudits,
+    WindowAmounts,
+)
 from budget_recovery_dagster.domain.counters import (
     BudgetDefinition,
     BudgetWindow,
     Enforcement,
     SplitBy,
+    format_usage,
 )
 from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.plan import (
     OUTDATED_KEPT_FOR,
     PREVIEWS_KEPT_FOR,
     Action,
-    AuditEntry,
-    AuditTrail,
     KeptPreview,
-    MergedAudits,
     PlannedEntry,
     RecoveryPlan,
     RestoreChoice,
@@ -249,20 +257,24 @@ def _entries(budget: str, token: str, *lists: list[Any]) -> Iterator[PlannedEntr
 _FINISH = """
 insert into budget_recovery.restore_audit as a (
     at, run_id, who, why, incident_id, finished_at, tenant, budget_id, window_token, point_at,
-    entries, planned, raised, kept, skipped, usage_before, usage_after, wrote_board, notes
+    entries, planned, raised, kept, skipped, usage_before, usage_after, wrote_board, notes,
+    usage_restored, usage_counted, counted_bound, shares, losses
 )
 select %s, %s, %s, %s, %s, %s, e.*
 from unnest(
     %s::text[], %s::text[], %s::text[], %s::timestamptz[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
-    %s::numeric[], %s::numeric[], %s::boolean[], %s::jsonb[]
+    %s::numeric[], %s::numeric[], %s::boolean[], %s::jsonb[],
+    %s::numeric[], %s::numeric[], %s::text[], %s::jsonb[], %s::bigint[]
 ) as e
 on conflict on constraint audit_entry_is_one do update
 set who = excluded.who, why = excluded.why, incident_id = excluded.incident_id,
     finished_at = excluded.finished_at, point_at = excluded.point_at, entries = excluded.entries,
     planned = excluded.planned, raised = excluded.raised, kept = excluded.kept,
     skipped = excluded.skipped, usage_before = excluded.usage_before,
-    usage_after = excluded.usage_after, wrote_board = excluded.wrote_board, notes = excluded.notes
+    usage_after = excluded.usage_after, wrote_board = excluded.wrote_board, notes = excluded.notes,
+    usage_restored = excluded.usage_restored, usage_counted = excluded.usage_counted,
+    counted_bound = excluded.counted_bound, shares = excluded.shares, losses = excluded.losses
 """
 # A finished entry is never replaced by an unfinished one.
 _BEGIN = f"{_FINISH}where a.finished_at is null"
@@ -272,14 +284,16 @@ _MERGED = """
 with merged as (
     select tenant, budget_id, window_token,
            max(audit_id) filter (where is_last) as newest_id,
+           (array_agg(audit_id order by at desc, audit_id desc)
+               filter (where counted_bound is not null))[1] as amounts_id,
            least(sum(counted), max(entries) filter (where is_last))::bigint as raised,
            max(usage_before) filter (where is_first) as usage_before,
            max(usage_after) filter (where is_last) as usage_after,
            bool_or(wrote_board) as wrote_board,
            bool_or(is_last and notes <> '[]') as has_notes
     from (
-        select tenant, budget_id, window_token, audit_id, entries, usage_before, usage_after,
-               wrote_board, notes,
+        select tenant, budget_id, window_token, audit_id, at, entries, usage_before, usage_after,
+               wrote_board, notes, counted_bound,
                case
                    when finished_at is not null then raised
                    else greatest(planned - coalesce(lead(planned) over in_time, 0), 0)
@@ -318,14 +332,58 @@ largest as (
     limit %(count)s
 )
 select t.windows, a.tenant, a.budget_id, a.window_token, a.point_at, a.entries, a.planned,
-       l.raised, a.kept, a.skipped, l.usage_before, l.usage_after, l.wrote_board, a.notes
+       l.raised, a.kept, a.skipped, l.usage_before, l.usage_after, l.wrote_board, a.notes,
+       m.usage_restored, m.usage_counted, m.counted_bound, m.shares, m.finished_at is null,
+       m.losses
 from totals t
 left join largest l on true
 left join budget_recovery.restore_audit a on a.audit_id = l.newest_id
+left join budget_recovery.restore_audit m on m.audit_id = l.amounts_id
 order by l.usage_after - l.usage_before desc, l.has_notes desc, a.tenant, a.budget_id,
          a.window_token
 """
 _LARGEST = f"{_MERGED}{_TOTALS_AND_LARGEST}"
+_AMOUNTS_OF = """
+select distinct on (budget_id, window_token) budget_id, window_token,
+       usage_restored, usage_counted, counted_bound, shares, finished_at is null, losses
+from budget_recovery.restore_audit
+where incident_id = %s and tenant = %s and counted_bound is not null
+order by budget_id, window_token, at desc, audit_id desc
+"""
+# Windows in which nothing was done, such as those that only a verification compared, cost nothing.
+_AMOUNTS = """
+, amounts as (
+    select l.tenant, l.budget_id, l.window_token,
+           coalesce(m.usage_restored, 0) as restored, m.usage_counted as counted,
+           coalesce(m.counted_bound, 'unknown') as bound,
+           coalesce(m.finished_at is null, false) as is_begun
+    from merged l
+    left join budget_recovery.restore_audit m on m.audit_id = l.amounts_id
+    where l.amounts_id is not null or l.raised > 0
+)
+"""
+_COUNT_AMOUNTS = """
+select count(*) filter (where restored > 0), count(*) filter (where counted > 0),
+       count(*) filter (where bound = 'unknown')
+from amounts
+"""
+_BY_RESTORED = """
+select tenant, budget_id, window_token, restored, counted, bound, is_begun
+from amounts
+where restored > 0
+order by restored desc, tenant, budget_id, window_token
+limit %(count)s
+"""
+_BY_COUNTED = """
+select tenant, budget_id, window_token, restored, counted, bound, is_begun
+from amounts
+where counted > 0
+order by counted desc, tenant, budget_id, window_token
+limit %(count)s
+"""
+_AMOUNT_COUNTS = f"{_MERGED}{_AMOUNTS}{_COUNT_AMOUNTS}"
+_LARGEST_RESTORED = f"{_MERGED}{_AMOUNTS}{_BY_RESTORED}"
+_LARGEST_COUNTED = f"{_MERGED}{_AMOUNTS}{_BY_COUNTED}"
 # The server's time limit is per statement.
 _AT_ONCE = 10_000
 
@@ -384,6 +442,31 @@ class PostgresRestoreAudits:
         largest = tuple(_entry(*row[1:]) for row in rows if row[1] is not None)
         return MergedAudits(rows[0][0], largest)
 
+    def amounts_of(self, incident_id: str, tenant: str) -> Mapping[BudgetWindow, LossAmounts]:
+        """Return the amounts of a tenant's windows by their newest rows that have amounts."""
+        rows = self._database.rows(_AMOUNTS_OF, (incident_id, tenant))
+        return {
+            BudgetWindow(budget, Window.parse(token)): found
+            for budget, token, *amounts in rows
+            if (found := _amounts(*amounts)) is not None
+        }
+
+    def amounts_in(self, incident_id: str, count: int) -> IncidentAmounts:
+        """Return what an incident cost, by the newest rows of its windows that have amounts."""
+        scope = {"incident": incident_id, "count": count}
+        with self._database.reading() as connection:
+            [counts] = connection.execute(_AMOUNT_COUNTS, scope).fetchall()
+            restored = connection.execute(_LARGEST_RESTORED, scope).fetchall()
+            counted = connection.execute(_LARGEST_COUNTED, scope).fetchall()
+        restored_windows, counted_windows, unknown_windows = counts
+        return IncidentAmounts(
+            restored_windows,
+            counted_windows,
+            unknown_windows,
+            tuple(_window_amounts(*row) for row in restored),
+            tuple(_window_amounts(*row) for row in counted),
+        )
+
 
 def _store(
     connection: Connection, query: LiteralString, trail: AuditTrail, *, finished_at: datetime | None
@@ -392,7 +475,10 @@ def _store(
     common = (kept.at, kept.run_id, kept.who, kept.why, kept.incident_id, finished_at)
     entries = iter(kept.entries)
     while some := list(islice(entries, _AT_ONCE)):
-        rows = [(*_audit_row(entry), Jsonb(list(entry.notes))) for entry in some]
+        rows = [
+            (*_audit_row(entry), Jsonb(list(entry.notes)), *_amounts_row(entry.amounts))
+            for entry in some
+        ]
         columns = [list(column) for column in zip(*rows, strict=True)]
         connection.execute(query, (*common, *columns))
 
@@ -414,7 +500,43 @@ _audit_row = attrgetter(
 )
 
 
+def _amounts_row(amounts: LossAmounts | None) -> tuple[Any, ...]:
+    if amounts is None:
+        return (None,) * 5
+    shares = amounts.shares
+    kept = None
+    if shares is not None:
+        kept = Jsonb({entity or "": format_usage(share) for entity, share in shares.items()})
+    return amounts.restored, amounts.counted, amounts.bound.value, kept, amounts.losses
+
+
+def _amounts(
+    restored: Decimal | None, counted: Decimal | None, bound: str | None, *rest: Any
+) -> LossAmounts | None:
+    if restored is None or bound is None:
+        return None
+    shares, is_begun, losses = rest
+    known = None
+    if shares is not None:
+        known = {entity or None: Decimal(share) for entity, share in shares.items()}
+    return LossAmounts(restored, counted, Bound(bound), known, is_begun, losses)
+
+
+def _window_amounts(
+    tenant: str, budget: str, token: str, restored: Decimal, *rest: Any
+) -> WindowAmounts:
+    counted, bound, is_begun = rest
+    of, shown = BudgetWindow(budget, Window.parse(token)), Bound(bound)
+    return WindowAmounts(tenant, of, restored, counted, shown.from_below if is_begun else shown)
+
+
 def _entry(tenant: str, budget: str, token: str, point_at: datetime, *rest: Any) -> AuditEntry:
-    *facts, wrote_board, notes = rest
+    *facts, wrote_board, notes = rest[:-_AMOUNT_COLUMNS]
     of = BudgetWindow(budget, Window.parse(token))
-    return AuditEntry(tenant, of, point_at.astimezone(UTC), *(*facts, tuple(notes), wrote_board))
+    amounts = _amounts(*rest[-_AMOUNT_COLUMNS:])
+    return AuditEntry(
+        tenant, of, point_at.astimezone(UTC), *(*facts, tuple(notes), wrote_board, amounts)
+    )
+
+
+_AMOUNT_COLUMNS = 6

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from budget_recovery_dagster.adapters.nats.codec import CounterKey
+from budget_recovery_dagster.domain.audits import Bound, LossAmounts
 from budget_recovery_dagster.domain.counters import BudgetWindow, budget_usage, format_usage
 from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.domain.verdict import Verdict
@@ -28,7 +29,7 @@ from budget_recovery_dagster.embedded import poll
 from budget_recovery_dagster.errors import AttemptFailedError, HourClosedError, HourNotCapturedError
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.terminal import print_wrapped
-from budget_recovery_dagster.presentation.text import escape_unprintable
+from budget_recovery_dagster.presentation.text import escape_unprintable, label
 from budget_recovery_dagster.sandbox.demo.stage import (
     AGENT,
     BUDGET,
@@ -89,6 +90,7 @@ class Evidence:
     """The newest snapshot, and the figures before the wipe, before the restore and at the end.
 
     ``is_refused`` is whether the request that was refused before the wipe is refused at the end.
+    ``reported`` is what the incident reports of the budget of the story, None if it knows nothing.
     """
 
     snapshot: Usages
@@ -96,6 +98,7 @@ class Evidence:
     after_wipe: Figures
     at_the_end: Figures
     is_refused: bool
+    reported: LossAmounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +279,11 @@ class Page:
         self._console.print()
         self._console.print(table)
 
-    def show_account(self, account: Account) -> None:
-        """Write which spend no restore can know, which was not added, and which was kept."""
+    def show_account(self, account: Account, reported: LossAmounts | None) -> None:
+        """Write which spend no restore can know, which was not added, and which was kept.
+
+        ``reported`` is what the incident knows of it, without the ledger.
+        """
         self._console.print()
         self._console.print(Text(f"Spend from budget {BUDGET!r} of {TENANT!r}", "bold"))
         self._write_amount(
@@ -285,10 +291,12 @@ class Page:
         )
         self._write_amount(
             account.not_added,
-            "after the wipe, where the snapshot has a higher value: not added, a restore never"
-            " sums",
+            "counted after the wipe and not added: the higher value counts, never the sum",
         )
         self._write_amount(account.kept, "after the wipe, in the counters: kept")
+        if reported is not None:
+            restored, not_added = _exact(reported.restored), _bounded_dollars(reported)
+            self.say(f"The incident reports ${restored} as restored, and {not_added} as not added.")
 
     def _write_amount(self, amount: Decimal, what: str) -> None:
         self._write(Text(what), Text(f"${_exact(amount)}  ".rjust(_AMOUNT)))
@@ -314,6 +322,14 @@ class Page:
 
     def _write(self, text: Text, margin: Text | None = None) -> None:
         print_wrapped(self._console, margin or Text(" " * _MARGIN), text, widest=_WIDEST)
+
+
+def _bounded_dollars(amounts: LossAmounts) -> str:
+    """Write what is not added, with what is known of it."""
+    if amounts.counted is None:
+        return "an unknown amount"
+    bound = "" if amounts.bound is Bound.EXACT else f"{label(amounts.bound)} "
+    return f"{bound}${_exact(amounts.counted)}"
 
 
 def _exact(amount: Decimal) -> str:
@@ -381,7 +397,15 @@ class _Story:
                 )
             self.page.say(detail)
         is_refused = self._wait_for_blocks(before_wipe, is_recovered=is_recovered)
-        return Evidence(snapshot, before_wipe, after_wipe, self.gateway.figures(), is_refused)
+        reported = self.plane.audits.amounts_of(incident.incident_id, TENANT)
+        return Evidence(
+            snapshot,
+            before_wipe,
+            after_wipe,
+            self.gateway.figures(),
+            is_refused,
+            reported.get(counter_of_entity(AGENT).of),
+        )
 
     def _run_traffic(self) -> None:
         with self.page.step("Run traffic"):

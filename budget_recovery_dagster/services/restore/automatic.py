@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
+from budget_recovery_dagster.domain.audits import MOST_AMOUNTS
 from budget_recovery_dagster.domain.incident import (
     MAX_ATTEMPTS,
     Closing,
@@ -42,13 +43,13 @@ from budget_recovery_dagster.errors import (
     error_code,
 )
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
+from budget_recovery_dagster.services.restore.report import cost, counted, uncovered
 from budget_recovery_dagster.services.restore.session import (
     RestoreSession,
     TenantRestores,
     Worker,
-    uncovered,
 )
-from budget_recovery_dagster.services.restore.tenants import TenantRestored, counted, undone_error
+from budget_recovery_dagster.services.restore.tenants import TenantRestored, undone_error
 
 _NEXT_STEP = "The restore is retried automatically."
 # After these nothing can be recorded any more, or what was recorded is about another loss.
@@ -286,7 +287,9 @@ class _Run:
 
     def _closing(self, restores: TenantRestores, seen: Observation) -> Closing:
         # What all attempts of the incident raised.
-        restored = self._plane.audits.restored_in(self._incident.incident_id)
+        incident, audits = self._incident, self._plane.audits
+        restored = audits.restored_in(incident.incident_id)
+        amounts = list(cost(incident, audits.amounts_in(incident.incident_id, MOST_AMOUNTS)))
         raised = (
             f"Raised {counted(restored.counters, 'counter')} in "
             f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
@@ -297,10 +300,11 @@ class _Run:
             sentences = [
                 raised,
                 f"{unknown} without an intact record: usage unknown.",
-                uncovered(self._incident),
+                *amounts,
+                uncovered(incident),
             ]
         elif restored.counters or restores.missing:
-            outcome, sentences = Outcome.RESTORED, [raised, uncovered(self._incident)]
+            outcome, sentences = Outcome.RESTORED, [raised, *amounts, uncovered(incident)]
         elif restores.unreadable:
             raise AttemptFailedError(
                 f"{counted(restores.unreadable, 'live counter')} cannot be read, so it is unknown"
@@ -309,12 +313,12 @@ class _Run:
             )
         elif restores.has_current:
             outcome = Outcome.NOTHING_LOST
-            sentences = ["No counter that can be raised is lower than in the snapshots."]
+            sentences = ["No counter that can be raised is lower than in the snapshots.", *amounts]
         else:
             outcome = Outcome.NOTHING_CURRENT
             sentences = [
                 "Every window in the snapshots has closed, so there was nothing to restore.",
-                uncovered(self._incident),
+                uncovered(incident),
             ]
         if restored.counters or restores.missing:
             sentences += restores.degraded()

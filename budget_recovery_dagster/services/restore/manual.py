@@ -9,6 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
+from budget_recovery_dagster.domain.audits import MOST_AMOUNTS, IncidentAmounts
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.incident import Closing, Incident, Outcome, RecoveryState
 from budget_recovery_dagster.domain.plan import (
@@ -39,20 +40,20 @@ from budget_recovery_dagster.services.restore.preview import (
     outdated,
     require_same,
 )
+from budget_recovery_dagster.services.restore.report import (
+    cost,
+    counted,
+    largest_amounts,
+    listed,
+    uncovered,
+)
 from budget_recovery_dagster.services.restore.session import (
     Remainder,
     RestoreSession,
     TenantRestores,
     Worker,
-    uncovered,
 )
-from budget_recovery_dagster.services.restore.tenants import (
-    TenantRestored,
-    counted,
-    largest_amounts,
-    listed,
-    undone_error,
-)
+from budget_recovery_dagster.services.restore.tenants import TenantRestored, undone_error
 
 _NEXT_STEP = "See `budget-recovery status`, and preview once more."
 
@@ -92,7 +93,7 @@ class Applied:
     done; what was raised stays raised. ``incident`` is the one that was open, as it is now;
     ``remainder`` is what keeps it open, None if that was not determined. ``others`` is what other
     snapshots than the chosen one hold more of the chosen budgets; None: none was chosen, or it was
-    not determined.
+    not determined. ``amounts`` are what the incident cost by now, None if none was open.
     """
 
     choice: RestoreChoice
@@ -105,6 +106,7 @@ class Applied:
     incident: Incident | None
     remainder: Remainder | None
     others: Remainder | None = None
+    amounts: IncidentAmounts | None = None
 
     @property
     def raised(self) -> int:
@@ -304,7 +306,9 @@ class _Run:
     restores: TenantRestores = field(init=False)
 
     def __post_init__(self) -> None:
-        self.restores = TenantRestores(self.session, self.chosen, self.order.reason)
+        choice = self.chosen.choice
+        is_latest = choice.snapshot is None and not choice.despite_resets
+        self.restores = TenantRestores(self.session, self.chosen, self.order.reason, is_latest)
 
     def restore(self) -> Applied:
         failure: BudgetRecoveryError | None = None
@@ -329,7 +333,17 @@ class _Run:
             incident=incident,
             remainder=self.remainder,
             others=self._others(),
+            amounts=self._amounts(),
         )
+
+    def _amounts(self) -> IncidentAmounts | None:
+        session = self.session
+        if session.incident is None:
+            return None
+        # As ``_others``.
+        with suppress(BudgetRecoveryError):
+            return _amounts_in(session, session.incident)
+        return None
 
     def _others(self) -> Remainder | None:
         """Return what other snapshots than the chosen one hold more, as the store is now."""
@@ -390,17 +404,23 @@ def _close(  # noqa: PLR0913 - by keyword, each the caller's own
         LeaseLostError: the lease is no longer held.
     """
     baseline = session.accepted_with(seen)
-    incident_id = session.open_incident.incident_id
-    restored = session.plane.audits.restored_in(incident_id)
+    incident = session.open_incident
+    restored = session.plane.audits.restored_in(incident.incident_id)
     raised = (
         f"In the whole incident, {counted(restored.counters, 'counter')} raised in "
         f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
         if restored.counters
         else "Nothing was raised."
     )
-    sentences = f"By {order.by}: {order.reason.strip().rstrip('.')}. {raised} {detail}"
+    by = f"By {order.by}: {order.reason.strip().rstrip('.')}."
+    amounts = cost(incident, _amounts_in(session, incident))
+    sentences = " ".join([by, raised, *amounts, detail])
     closing = Closing(outcome, sentences, restored, baseline)
     return session.close(closing, reason="Accepted manually", resets=resets)
+
+
+def _amounts_in(session: RestoreSession, incident: Incident) -> IncidentAmounts:
+    return session.plane.audits.amounts_in(incident.incident_id, MOST_AMOUNTS)
 
 
 class Acceptance(StrEnum):

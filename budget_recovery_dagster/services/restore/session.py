@@ -11,12 +11,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Protocol
 
+from budget_recovery_dagster.domain.audits import AuditEntry, AuditTrail, LossFacts
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import Closing, Incident
 from budget_recovery_dagster.domain.plan import (
     Action,
-    AuditEntry,
-    AuditTrail,
     RecoveryPlan,
     Room,
     StoreLimits,
@@ -50,14 +49,13 @@ from budget_recovery_dagster.errors import (
     describe_error,
 )
 from budget_recovery_dagster.ports import ControlPlane, Lease, OpenStore, UsageStore
+from budget_recovery_dagster.services.restore.report import Earlier, counted, left_entries
 from budget_recovery_dagster.services.restore.tenants import (
     Guards,
     RunningClock,
     TenantRestored,
-    counted,
     failed,
     lacking_room,
-    left_entries,
     partial_error,
     plan_tenant,
     restore_tenant,
@@ -345,7 +343,8 @@ class PointsOfTenants(Protocol):
 class TenantRestores:
     """Restores tenants to their points, in a session.
 
-    ``reason`` is for the audit. ``tenants`` has the result of each, in the order of their
+    ``reason`` is for the audit. ``is_latest``: the points are the recovery points, whole windows
+    at a time. ``tenants`` has the result of each, in the order of their
     restoring. ``corrupt`` counts the open windows without an intact record, whose usage is unknown,
     and ``unreadable`` the live counters that could not be compared with the snapshots;
     ``unexpiring`` the windows whose keys cannot expire as recorded, and ``dropped_early`` those
@@ -355,6 +354,7 @@ class TenantRestores:
     session: RestoreSession
     points: PointsOfTenants
     reason: str
+    is_latest: bool = True
     tenants: list[TenantRestored] = field(default_factory=list, init=False)
     has_current: bool = field(default=False, init=False)
     corrupt: int = field(default=0, init=False)
@@ -450,7 +450,7 @@ class TenantRestores:
                 point,
                 self.session.running,
                 guards,
-                self._raised_before(tenant),
+                self._earlier(tenant),
             )
         except (DatabaseUnreachableError, LeaseLostError):
             raise
@@ -500,12 +500,16 @@ class TenantRestores:
         lower.sort(key=lambda each: each.rise, reverse=True)
         return Remainder(counters, self.unreadable, self.corrupt, tuple(unseen), tuple(lower))
 
-    def _raised_before(self, tenant: str) -> frozenset[BudgetWindow]:
-        """Return the windows that earlier attempts of the incident raised."""
-        incident = self.session.incident
+    def _earlier(self, tenant: str) -> Earlier | None:
+        """Return what earlier restores of the incident did to a tenant; None: none is open."""
+        incident, audits = self.session.incident, self.session.plane.audits
         if incident is None:
-            return frozenset()
-        return self.session.plane.audits.windows_begun(incident.incident_id, tenant)
+            return None
+        return Earlier(
+            raised=audits.windows_begun(incident.incident_id, tenant),
+            amounts=audits.amounts_of(incident.incident_id, tenant),
+            facts=LossFacts(incident.began_empty, incident.lost_times, self.is_latest),
+        )
 
     def _room_of(self, tenant: str) -> Room:
         running = self.session.running
@@ -638,16 +642,3 @@ def _lower_counters(
                 rise=planned_amounts(lower).rise,
                 are_all=is_clear and len(lower) == len(entries),
             )
-
-
-def uncovered(incident: Incident) -> str:
-    """Describe the usage that no snapshot holds."""
-    span, since = incident.uncovered, incident.newest_point_at
-    if span is None or since is None:
-        return "No snapshot existed before the loss, so no usage is restored."
-    newest = f"{since:%Y-%m-%d %H:%M:%S} UTC"
-    found = f"{incident.losses[0].found_at:%Y-%m-%d %H:%M:%S} UTC"
-    return (
-        f"Usage between the newest snapshot ({newest}) and the loss is not restored: at most"
-        f" {in_words(span)}, until the loss was found ({found})."
-    )

@@ -50,6 +50,50 @@ comment on column budget_recovery.restore_audit.wrote_board is
     'Whether the leaderboard of the budget and window was written.';
 """
 
+# Rows of earlier versions do not have these amounts: null is unknown, never zero.
+AMOUNTS = """
+alter table budget_recovery.incident add column target_began_empty boolean;
+comment on column budget_recovery.incident.target_began_empty is
+    'Whether the restore target was provably created empty after the loss; null: not judged.';
+alter table budget_recovery.restore_audit
+    add column usage_restored numeric,
+    add column usage_counted numeric,
+    add column counted_bound text collate "C",
+    add column shares jsonb,
+    add column losses bigint,
+    add constraint audit_amounts_are_in_bounds check (
+        usage_restored >= 0 and usage_restored < 1e38
+        and usage_counted >= 0 and usage_counted < 1e38
+    ),
+    add constraint audit_bound_is_known check (
+        counted_bound in ('exact', 'at_most', 'at_least', 'estimate', 'unknown')
+    ),
+    add constraint audit_amounts_have_a_bound check (
+        (counted_bound is null) = (usage_restored is null)
+        and (counted_bound is null) = (losses is null)
+        and (usage_counted is null) = (coalesce(counted_bound, 'unknown') = 'unknown')
+    ),
+    add constraint audit_shares_is_an_object check (jsonb_typeof(shares) = 'object');
+comment on column budget_recovery.restore_audit.usage_restored is
+    'By how much this and earlier restores of the incident raised the usage; until the restore '
+    'ends, the planned amount. Null: unknown, because an earlier version did not store it or the '
+    'restore only compared; or no incident was open.';
+comment on column budget_recovery.restore_audit.usage_counted is
+    'Usage that the gateway counted after the loss, and that is not added: for each counter the '
+    'lower of the recovery point and the live usage before the first write of the incident. One '
+    'amount, as usage_before. Null: unknown, never zero; or no incident was open.';
+comment on column budget_recovery.restore_audit.counted_bound is
+    'exact; at_most: the store may not have begun empty; at_least: some counters are unknown, or '
+    'the worker died while it wrote; estimate: both; unknown: no counter could be read. Null: as '
+    'usage_restored.';
+comment on column budget_recovery.restore_audit.shares is
+    'The parts of usage_counted by entity, as texts, of the counters that were raised, for the '
+    'next restore of the incident; until the restore ends, of all counters, without zeros. An '
+    'empty name is the aggregate. Null: all were raised to the recovery point, or were as high.';
+comment on column budget_recovery.restore_audit.losses is
+    'How many losses of the incident were found by then. Null: as usage_restored.';
+"""
+
 # Version 2 did not tell keys without a TTL of their own from those that no maximum age drops. It
 # called both "never"; the first is what a gateway writes if it says nothing.
 EXPIRY = """
@@ -165,5 +209,5 @@ comment on column budget_recovery.usage_fall.resets_before is
     'Resets of the tenant that were recorded before it was found; a later one may cover it.';
 """
 
-BLOCKS: tuple[str, ...] = (MOST_MISSING, AUDIT, EXPIRY, FALLS)
+BLOCKS: tuple[str, ...] = (MOST_MISSING, AUDIT, AMOUNTS, EXPIRY, FALLS)
 """In the order of their execution."""
