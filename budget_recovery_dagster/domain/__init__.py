@@ -93,6 +93,7 @@ from budget_recovery_dagster.domain.plan import Change as Change
 from budget_recovery_dagster.domain.plan import Difference as Difference
 from budget_recovery_dagster.domain.plan import IsOpen as IsOpen
 from budget_recovery_dagster.domain.plan import KeptPreview as KeptPreview
+from budget_recovery_dagster.domain.plan import ManualRestore as ManualRestore
 from budget_recovery_dagster.domain.plan import MergedAudits as MergedAudits
 from budget_recovery_dagster.domain.plan import PlannedAmounts as PlannedAmounts
 from budget_recovery_dagster.domain.plan import PlannedEntry as PlannedEntry

@@ -12,8 +12,14 @@ import dagster as dg
 
 from budget_recovery_dagster.domain.counters import format_usage, shown_entity
 from budget_recovery_dagster.domain.falls import KeyCount
-from budget_recovery_dagster.domain.incident import Restored
-from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, timestamp
+from budget_recovery_dagster.domain.incident import Incident, Restored
+from budget_recovery_dagster.domain.plan import (
+    AuditEntry,
+    Difference,
+    ManualRestore,
+    MergedAudits,
+    timestamp,
+)
 from budget_recovery_dagster.domain.recovery_point import age
 from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, CaptureSummary, ListedSnapshot
 from budget_recovery_dagster.presentation.text import (
@@ -25,9 +31,11 @@ from budget_recovery_dagster.presentation.text import (
     figures,
     headline,
     held_more,
+    incident_line,
     known_usage,
     largest_first,
     most_relevant,
+    raised_headline,
     store_line,
     tenant_notes,
     usage_or_nothing,
@@ -110,13 +118,42 @@ _AUDIT_COLUMNS: Sequence[Column[AuditEntry]] = (
 
 def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, Any]:
     """Show what was restored: how much of it, and a row for each of the largest amounts."""
-    shown = [entry for entry in audits.largest if entry.raised or entry.notes]
     return {
         "counters_raised": restored.counters,
         "windows_raised": restored.windows,
         "tenants_raised": restored.tenants,
+        **_before_and_after(audits.largest, audits.windows),
+    }
+
+
+RESTORE_ID = "restore"
+"""The entry that names the run or the command of a manual restore."""
+
+
+def manual_metadata(
+    restore: ManualRestore, restored: Restored, audits: MergedAudits, incident: Incident | None
+) -> Mapping[str, Any]:
+    """Show a manual restore by what is recorded of it: ``applied_metadata`` without its preview."""
+    return {
+        "result": raised_headline(restored.counters, restored.boards, restore.unfinished),
+        "began_at": dg.MetadataValue.timestamp(restore.at),
+        **({"incident": incident_line(incident)} if incident else {}),
+        **_ordered(restore.why, restore.who, restore.run_id),
+        **_before_and_after(audits.largest, audits.windows),
+        "counters_raised": restored.counters,
+    }
+
+
+def _ordered(reason: str, by: str, run_id: str) -> Mapping[str, Any]:
+    return {"reason": reason, "by": by, RESTORE_ID: run_id}
+
+
+def _before_and_after(largest: Sequence[AuditEntry], windows: int) -> Mapping[str, Any]:
+    """Show the ``largest`` of so many budgets and windows."""
+    shown = [entry for entry in largest if entry.raised or entry.notes][:MOST_ROWS]
+    return {
         "before_and_after": _table_of(_AUDIT_COLUMNS, shown),
-        "windows_not_shown": audits.windows - len(shown),
+        "windows_not_shown": windows - len(shown),
     }
 
 
@@ -454,7 +491,7 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
 def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
     """Show what was restored, by whom and why, and what differed from the preview."""
     audits = [entry for tenant in applied.tenants for entry in tenant.entries]
-    shown = [entry for entry in largest_first(audits) if entry.raised or entry.notes]
+    noted = [entry for entry in largest_first(audits) if entry.raised or entry.notes]
     metadata: dict[str, Any] = {"result": applied_headline(applied)}
     if text := end_of_incident(applied):
         metadata["incident"] = text
@@ -462,18 +499,14 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
         metadata["lower_than_other_snapshots"] = applied.others.counters
     if lower := list(held_more(applied)):
         metadata["other_snapshots"] = " ".join(lower)
-    metadata |= {
-        "choice": str(applied.choice),
-        "reason": order.reason,
-        "by": order.by,
-        "preview": comparison(applied),
-    }
+    metadata["choice"] = str(applied.choice)
+    metadata |= _ordered(order.reason, order.by, order.run_id)
+    metadata["preview"] = comparison(applied)
     if applied.differences:
         metadata["differences"] = _table_of(_DIFFERENCE_COLUMNS, most_relevant(applied.differences))
         metadata["differences_not_shown"] = max(len(applied.differences) - MOST_ROWS, 0)
     return metadata | {
-        "before_and_after": _table_of(_AUDIT_COLUMNS, shown),
-        "windows_not_shown": max(len(shown) - MOST_ROWS, 0),
+        **_before_and_after(noted, len(noted)),
         "counters_raised": applied.raised,
     }
 

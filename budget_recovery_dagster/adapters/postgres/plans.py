@@ -1,6 +1,6 @@
 """Plans of restores: previews, audits, and the budget definitions that previews use."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -30,6 +30,7 @@ from budget_recovery_dagster.domain.plan import (
     AuditEntry,
     AuditTrail,
     KeptPreview,
+    ManualRestore,
     MergedAudits,
     PlannedEntry,
     RecoveryPlan,
@@ -266,8 +267,8 @@ set who = excluded.who, why = excluded.why, incident_id = excluded.incident_id,
 """
 # A finished entry is never replaced by an unfinished one.
 _BEGIN = f"{_FINISH}where a.finished_at is null"
-# A row for each budget and window. Only narrow columns: all of an incident's rows are sorted. An
-# unfinished entry counts what the next plan no longer had to raise.
+# A row for each budget and window of an incident, or of one run. Only narrow columns: all of these
+# rows are sorted. An unfinished entry counts what the next plan no longer had to raise.
 _MERGED = """
 with merged as (
     select tenant, budget_id, window_token,
@@ -287,7 +288,7 @@ with merged as (
                lag(audit_id) over in_time is null as is_first,
                lead(audit_id) over in_time is null as is_last
         from budget_recovery.restore_audit
-        where incident_id = %(incident)s
+        where incident_id = %(incident)s or run_id = %(run)s
         window in_time as (partition by tenant, budget_id, window_token order by at, audit_id)
     ) counted_entry
     group by tenant, budget_id, window_token
@@ -326,6 +327,18 @@ order by l.usage_after - l.usage_before desc, l.has_notes desc, a.tenant, a.budg
          a.window_token
 """
 _LARGEST = f"{_MERGED}{_TOTALS_AND_LARGEST}"
+# An automatic restore records its attempt before it audits anything.
+_MANUAL = """
+select run_id, min(at), min(who), min(why), min(incident_id),
+       coalesce(array_agg(distinct tenant) filter (where finished_at is null and planned > 0), '{}')
+from budget_recovery.restore_audit a
+where at > %s
+  and not exists (select from budget_recovery.restore_attempt t where t.run_id = a.run_id)
+group by run_id
+having bool_or(raised > 0 or (finished_at is null and planned > 0))
+order by max(audit_id) desc
+limit %s
+"""
 # The server's time limit is per statement.
 _AT_ONCE = 10_000
 
@@ -368,8 +381,7 @@ class PostgresRestoreAudits:
     def restored_in(self, incident_id: str) -> Restored:
         """Count what was raised in an incident."""
         with self._database.reading() as connection:
-            [counts] = connection.execute(_RESTORED, {"incident": incident_id}).fetchall()
-        return Restored(*counts)
+            return _restored(connection, _scope(incident=incident_id))
 
     def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
         """Return a tenant's windows in which restores of an incident raised counters, or began."""
@@ -378,11 +390,38 @@ class PostgresRestoreAudits:
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
         """Merge the entries of each budget and window in an incident, and return the largest."""
-        scope = {"incident": incident_id, "count": count}
         with self._database.reading() as connection:
-            rows = connection.execute(_LARGEST, scope).fetchall()
-        largest = tuple(_entry(*row[1:]) for row in rows if row[1] is not None)
-        return MergedAudits(rows[0][0], largest)
+            return _merged(connection, _scope(incident=incident_id), count)
+
+    def manual_restores(self, since: datetime, count: int) -> tuple[ManualRestore, ...]:
+        """Return the newest manual restores that began after a time, newest first."""
+        return tuple(
+            ManualRestore(run_id, at.astimezone(UTC), who, why, incident_id, tuple(unfinished))
+            for run_id, at, who, why, incident_id, unfinished in (
+                self._database.rows(_MANUAL, (since, count))
+            )
+        )
+
+    def raised_by(self, run_id: str, count: int) -> tuple[Restored, MergedAudits]:
+        """Return what one run or command raised, and at most ``count`` of the largest entries."""
+        scope = _scope(run=run_id)
+        with self._database.reading() as connection:
+            return _restored(connection, scope), _merged(connection, scope, count)
+
+
+def _scope(*, incident: str | None = None, run: str | None = None) -> dict[str, object]:
+    return {"incident": incident, "run": run}
+
+
+def _restored(connection: Connection, scope: Mapping[str, object]) -> Restored:
+    [counts] = connection.execute(_RESTORED, scope).fetchall()
+    return Restored(*counts)
+
+
+def _merged(connection: Connection, scope: Mapping[str, object], count: int) -> MergedAudits:
+    rows = connection.execute(_LARGEST, {**scope, "count": count}).fetchall()
+    largest = tuple(_entry(*row[1:]) for row in rows if row[1] is not None)
+    return MergedAudits(rows[0][0], largest)
 
 
 def _store(

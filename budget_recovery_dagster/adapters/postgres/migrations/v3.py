@@ -63,5 +63,14 @@ comment on column budget_recovery.restore_audit.wrote_board is
     'Whether the leaderboard of the budget and window was written.';
 """
 
-BLOCKS: tuple[str, ...] = (ATTEMPTS, MOST_MISSING, AUDIT)
+# The supervision reads the manual restores of the last day every 30 s.
+AUDIT_TIMES = """
+create index restore_audit_at on budget_recovery.restore_audit (at);
+comment on column budget_recovery.restore_audit.run_id is
+    'The Dagster run that restored, or the command: "command …".';
+comment on column budget_recovery.restore_audit.who is
+    'Who held the lease: "run … on host (pid …)", or the account and host of a command.';
+"""
+
+BLOCKS: tuple[str, ...] = (ATTEMPTS, MOST_MISSING, AUDIT, AUDIT_TIMES)
 """In the order of their execution."""
