@@ -262,7 +262,11 @@ def _lacking(
     Dagster knows a command only by an entry of a materialization. So the newest of these are read,
     and a few more than there are restores: those of other restores lie in between.
     """
-    left = {each.run_id: each for each in restores if not _shows_itself(instance, each.run_id)}
+    left = {each.run_id: each for each in restores}
+    for run in instance.get_runs(dg.RunsFilter(run_ids=list(left))) if left else ():
+        # An active run may still show its result itself.
+        if not run.is_finished or instance.all_logs(run.run_id, of_type=_RESULTS):
+            del left[run.run_id]
     cursor: str | None = None
     for _ in range(_PAGES):
         if not left:
@@ -278,14 +282,6 @@ def _lacking(
             break
         cursor = page.cursor
     return list(left.values())
-
-
-def _shows_itself(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether a run has shown its result, or may still do so; commands are no runs."""
-    run = instance.get_run_by_id(run_id)
-    return run is not None and (
-        not run.is_finished or bool(instance.all_logs(run_id, of_type=_RESULTS))
-    )
 
 
 def _event(metadata: Mapping[str, Any], *, raised: int = 0) -> RestoredEvent:
