@@ -22,6 +22,7 @@ from budget_recovery_dagster.domain.audits import (
     AuditTrail,
     IncidentAmounts,
     LossAmounts,
+    ManualRestore,
     MergedAudits,
 )
 from budget_recovery_dagster.domain.counters import (
@@ -855,6 +856,19 @@ class RestoreAudits(Protocol):
         ``before`` is that of a window's first entry; the other facts, except ``raised``, are those
         of its last one. The order is by rise, highest first, then those with notes, then by tenant,
         budget and window. At most ``count`` are returned.
+        """
+
+    def manual_restores(self, since: datetime, count: int) -> tuple[ManualRestore, ...]:
+        """Return the newest manual restores that began after a time, the last recorded first.
+
+        Those are the ones without an attempt for an incident. Only those that raised counters are
+        returned, and those that were about to do so and did not finish.
+        """
+
+    def raised_by(self, run_id: str, count: int) -> tuple[Restored, MergedAudits]:
+        """Return what one run or command raised, and at most ``count`` of the largest entries.
+
+        The same rules hold as for an incident: an unfinished entry counts as planned.
         """
 
 

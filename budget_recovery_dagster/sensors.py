@@ -4,9 +4,10 @@ Both work within the deadline of a tick, and both launch ``restore_job`` in the 
 that a person previews changes nothing, and says what a real one would do.
 """
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,14 +31,21 @@ from budget_recovery_dagster.domain.supervision import (
     supervise,
 )
 from budget_recovery_dagster.domain.verdict import Verdict
-from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
+from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError, describe_error
 from budget_recovery_dagster.jobs.incidents import (
     hold_restore_job,
     record_reset_job,
     release_restore_job,
     resolve_incident_job,
 )
-from budget_recovery_dagster.jobs.restore import manual_restore_job, restore_job, restored_event
+from budget_recovery_dagster.jobs.restore import (
+    incident_of,
+    manual_event,
+    manual_restore_job,
+    not_shown,
+    restore_job,
+    restored_event,
+)
 from budget_recovery_dagster.jobs.snapshots import (
     hourly_snapshot_job,
     recovery_points_job,
@@ -47,9 +55,20 @@ from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import gone_table
 from budget_recovery_dagster.presentation.text import label
 from budget_recovery_dagster.resources import ControlPlaneParam, ControlPlaneResource, is_dry_run
-from budget_recovery_dagster.restore_runs import LAUNCH_TAG, RestoreRuns, location_of, show_once
+from budget_recovery_dagster.restore_runs import (
+    LAUNCH_TAG,
+    RestoredEvent,
+    RestoreRuns,
+    location_of,
+    show_once,
+)
 from budget_recovery_dagster.services.check import Checked, check_store, foresee_check
-from budget_recovery_dagster.services.falls import CaptureRequest, requested_capture
+from budget_recovery_dagster.services.falls import (
+    CaptureRequest,
+    missed_by_checks,
+    requested_capture,
+)
+from budget_recovery_dagster.services.restore.report import counted
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.silent_runs import end_run, silent_runs
 from budget_recovery_dagster.wiring import store_opener
@@ -147,30 +166,31 @@ def unknown_tick(
 
 
 def _tick(
-    context: dg.SensorEvaluationContext, work: Callable[[Deadline], dg.SensorResult]
+    context: dg.SensorEvaluationContext,
+    work: Callable[[Deadline], dg.SensorResult],
+    afterwards: Callable[[dg.SensorResult], dg.SensorResult] = lambda result: result,
 ) -> dg.SensorResult:
     """Do the work of a tick within its deadline; an error of a server makes it unknown.
+
+    ``afterwards`` may add to a known result.
 
     Raises:
         SettingsError: a setting is missing or invalid.
         dagster.Failure: too many ticks in a row are unknown.
     """
     try:
-        return within(TICK_SECONDS, work)
+        known = within(TICK_SECONDS, work)
     except SettingsError:
         raise
     except BudgetRecoveryError as error:
         return unknown_tick(context, error.message, error.hint)
+    return afterwards(known)
 
 
 def _counted(cursor: str | None) -> int:
     # It can be edited in the UI. The supervisor stores more after the count.
     count = (cursor or "").partition(" ")[0]
     return int(count) if count.isdecimal() else 0
-
-
-# Far more than any run can outlive.
-_RECENT_INCIDENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +224,7 @@ def supervise_restore(
         return Supervised("The tick took too long to do anything.")
     match decision:
         case Rest() as rest:
-            is_over = rest.suspicion is None and not scene.left and scene.worker is None
+            is_over = _is_at_rest(scene, rest)
             return Supervised(rest.reason, suspicion=rest.suspicion, rests=is_over)
         case DeclareDead(run):
             return _end(runs, plane, run)
@@ -226,9 +246,10 @@ def supervise_restore(
             )
 
 
-def _decide(runs: RestoreRuns, plane: ControlPlane, suspicion: Suspicion | None) -> Decision:
-    """Decide what to do about the open incident and our runs, and change nothing."""
-    return supervise(_scene(runs, plane, suspicion), plane.clock.now())
+def _is_at_rest(scene: Scene, decision: Decision) -> bool:
+    """Whether nothing of a restore is due, suspected or going on."""
+    is_rest = isinstance(decision, Rest) and decision.suspicion is None
+    return is_rest and not scene.left and scene.worker is None
 
 
 def _scene(runs: RestoreRuns, plane: ControlPlane, suspicion: Suspicion | None) -> Scene:
@@ -246,7 +267,7 @@ def _scene(runs: RestoreRuns, plane: ControlPlane, suspicion: Suspicion | None) 
 
 def _end(runs: RestoreRuns, plane: ControlPlane, run: RunSeen) -> Supervised:
     """End a dead run as the database knows it, and show what it restored if it could not."""
-    incident = _incident_of(run, plane)
+    incident = incident_of(plane, run.incident_id)
     attempts = plane.incidents.attempts_of(incident.incident_id) if incident else ()
     fate = fate_of(run, incident, attempts)
     # First the event: a tick that ends in between leaves a started run, which the next one ends.
@@ -261,12 +282,6 @@ def _end(runs: RestoreRuns, plane: ControlPlane, run: RunSeen) -> Supervised:
         f"Run {run.short_id} is started but has no worker: it is marked as failed. The "
         "next tick launches the restore again."
     )
-
-
-def _incident_of(run: RunSeen, plane: ControlPlane) -> Incident | None:
-    """Return the incident that a run has worked on; None: it is unknown."""
-    recent = plane.incidents.recent(_RECENT_INCIDENTS)
-    return next((each for each in recent if each.incident_id == run.incident_id), None)
 
 
 def _launch(runs: RestoreRuns, plane: ControlPlane, incident: Incident) -> Supervised:
@@ -408,7 +423,8 @@ def _metadata(checked: Checked) -> dict[str, Any]:
         "that Dagster still shows as started after the incident ends as PostgreSQL knows it. A "
         "capture or another run of this project without a worker is marked as failed, so that "
         "the next one can start. Requests one run of hourly_snapshot_job at the first start, and "
-        "once an incident is closed: the next hour may be far away."
+        "once an incident is closed: the next hour may be far away. Shows restores of the command "
+        "`budget-recovery restore` on the asset restored_usage."
     ),
 )
 def restore_supervisor_sensor(
@@ -434,7 +450,56 @@ def restore_supervisor_sensor(
         reason = " ".join([supervised.reason, *ended])
         return dg.SensorResult(skip_reason=reason, cursor=cursor)
 
-    return _tick(context, supervise_once)
+    return _tick(
+        context,
+        supervise_once,
+        lambda known: _with_restores(context.instance, control_plane, known),
+    )
+
+
+_MOST_AT_ONCE = 10
+_SHOW_SECONDS = 3.0
+_log = logging.getLogger(__name__)
+
+
+def _with_restores(
+    instance: dg.DagsterInstance, control_plane: ControlPlaneResource, known: dg.SensorResult
+) -> dg.SensorResult:
+    """Add the manual restores that the asset restored_usage lacks; never fail the tick.
+
+    Dagster stores the events of a tick before it launches a run, so none delays a restore.
+    """
+    requests = known.run_requests or []
+    if any(request.job_name == restore_job.name for request in requests):
+        return known
+
+    def events(_: Deadline) -> list[RestoredEvent]:
+        with control_plane.opened() as plane:
+            lacking = not_shown(instance, plane)[:_MOST_AT_ONCE]
+            return [manual_event(plane, each) for each in lacking]
+
+    added: Sequence[RestoredEvent] = ()
+    try:
+        added = within(_SHOW_SECONDS, events)
+        report = shown_report(len(added)) if added else ""
+    except Exception as error:  # noqa: BLE001 - supervision goes on, whatever this needs fails
+        report = not_shown_report(describe_error(error)[0])
+        _log.warning(report)
+    if requests or not report:
+        return known._replace(asset_events=[*added])
+    said = known.skip_reason.skip_message if known.skip_reason else ""
+    reason = dg.SkipReason(f"{said} {report}".strip())
+    return known._replace(skip_reason=reason, asset_events=[*added])
+
+
+def shown_report(count: int) -> str:
+    """Report the restores that a tick shows."""
+    return f"Now shown on restored_usage: {counted(count, 'manual restore')}."
+
+
+def not_shown_report(reason: str) -> str:
+    """Report why manual restores are not shown."""
+    return f"Manual restores are not shown on restored_usage: {reason} The next tick tries again."
 
 
 # Every job but that of restores, which the leases and the incident supervise.
@@ -491,7 +556,11 @@ def _foreseen_check(
     report = f"{label(found.verdict)}: {found.judgement.reason}"
     if found.verdict.is_alarm:
         return f"{report} A tick would {_about_alarm(plane)}."
-    return f"{report} {_foreseen(_decide(_our_runs(context, plane), plane, None))}"
+    scene = _scene(_our_runs(context, plane), plane, None)
+    foreseen = [_foreseen(supervise(scene, plane.clock.now()))]
+    if found.verdict.is_good and scene.recovery.incident is None:
+        foreseen.extend(_about_capture(missed_by_checks(plane)))
+    return " ".join([report, *foreseen])
 
 
 def _about_alarm(plane: ControlPlane) -> str:
@@ -503,12 +572,28 @@ def _about_alarm(plane: ControlPlane) -> str:
 
 def _foreseen_supervision(context: dg.SensorEvaluationContext, plane: ControlPlane) -> str:
     runs = _our_runs(context, plane)
-    foreseen = [_foreseen(_decide(runs, plane, read_suspicion(context.cursor)))]
-    foreseen.extend(
+    scene = _scene(runs, plane, read_suspicion(context.cursor))
+    decision = supervise(scene, plane.clock.now())
+    ended = [
         f"A tick would end run {run.run_id[:8]} of {run.job_name}, which has no worker any more."
         for run in silent_runs(runs, plane, _OTHER_JOBS, _ASSETS)
-    )
+    ]
+    foreseen = [_foreseen(decision), *ended]
+    if _is_at_rest(scene, decision) and not ended:
+        foreseen.extend(_about_capture(requested_capture(plane)))
+    if not isinstance(decision, Launch | LaunchAgain):
+        foreseen.extend(_about_restores(len(not_shown(context.instance, plane))))
     return " ".join(foreseen)
+
+
+def _about_capture(request: CaptureRequest | None) -> Iterator[str]:
+    if request is not None:
+        yield f"A tick would request a capture, once for this reason: {request.reason}"
+
+
+def _about_restores(count: int) -> Iterator[str]:
+    if count:
+        yield f"A tick would show {counted(count, 'manual restore')} on restored_usage."
 
 
 def _foreseen(decision: Decision) -> str:

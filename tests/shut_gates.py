@@ -12,7 +12,7 @@ begin
     perform pg_advisory_xact_lock_shared(4711);
     return new;
 end $$;
-create trigger gate before insert on budget_recovery.{table}
+create trigger gate before {event} on budget_recovery.{table}
 for each row when (new.tenant = '{tenant}') execute function budget_recovery.wait_at_gate();
 """
 _TAKE_DOWN = "drop function budget_recovery.wait_at_gate() cascade"
@@ -41,16 +41,19 @@ class Gate:
 
 
 @contextmanager
-def shut_gate(url: str, tenant: str, table: str = "restore_audit") -> Iterator[Gate]:
+def shut_gate(
+    url: str, tenant: str, table: str = "restore_audit", event: str = "insert"
+) -> Iterator[Gate]:
     """Shut a gate before a tenant whose name needs no quotes; remove it at the end.
 
-    A capture waits at the gate of the table ``capture``.
+    A capture waits at the gate of the table ``capture``. With the event ``update``, a restore waits
+    after it has raised the tenant's counters.
 
     The database cancels a restore that waits there for 30 s.
     """
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("select pg_advisory_lock(4711)")
-        connection.execute(_BUILD.format(tenant=tenant, table=table).encode())
+        connection.execute(_BUILD.format(tenant=tenant, table=table, event=event).encode())
         gate = Gate(connection)
         try:
             yield gate

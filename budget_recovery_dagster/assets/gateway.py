@@ -47,9 +47,10 @@ restored_usage = dg.AssetSpec(
     description=(
         "The counters that restores raised in the gateway's store, each to the highest usage in "
         "all retained snapshots, or in the chosen one.\n\n"
-        "**Materializations** are runs in Dagster that raised counters, with the usage of each "
-        "budget before and after. **Observations** are previews, and restores that raised nothing. "
-        "A restore by the command `budget-recovery restore` has no run, and is not shown here: the "
-        "table budget_recovery.restore_audit has every restore."
+        "**Materializations** are restores that raised counters, with the usage of each budget "
+        "before and after: those of runs, and those of the command `budget-recovery restore`, "
+        "which restore_supervisor_sensor adds within a minute. While Dagster is away, it can be "
+        "later; the last 24 hours are made up for. **Observations** are previews, and restores in "
+        "Dagster that raised nothing. The table budget_recovery.restore_audit has every restore."
     ),
 )

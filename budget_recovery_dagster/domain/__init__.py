@@ -20,6 +20,7 @@ from budget_recovery_dagster.domain.audits import Bound as Bound
 from budget_recovery_dagster.domain.audits import IncidentAmounts as IncidentAmounts
 from budget_recovery_dagster.domain.audits import LossAmounts as LossAmounts
 from budget_recovery_dagster.domain.audits import LossFacts as LossFacts
+from budget_recovery_dagster.domain.audits import ManualRestore as ManualRestore
 from budget_recovery_dagster.domain.audits import MergedAudits as MergedAudits
 from budget_recovery_dagster.domain.audits import WindowAmounts as WindowAmounts
 from budget_recovery_dagster.domain.audits import loss_amounts as loss_amounts

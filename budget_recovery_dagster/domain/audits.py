@@ -319,6 +319,22 @@ class AuditTrail:
 
 
 @dataclass(frozen=True, slots=True)
+class ManualRestore:
+    """A manual restore, by a command or a run, as its audits show it.
+
+    ``at`` is when it began. ``unfinished`` are the tenants whose end is not recorded, by name: the
+    restore is running, or its worker died.
+    """
+
+    run_id: str
+    at: datetime
+    who: str
+    why: str
+    incident_id: str | None
+    unfinished: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MergedAudits:
     """What all restores of an incident did together, merged by budget and window.
 

@@ -1,7 +1,7 @@
 """The job that recovers a lost store, and the job that previews or applies a manual restore."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from typing import Any, NoReturn
@@ -10,9 +10,14 @@ import dagster as dg
 from pydantic import Field
 
 from budget_recovery_dagster.assets.gateway import restored_usage
-from budget_recovery_dagster.domain.audits import MOST_AMOUNTS
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.audits import MOST_AMOUNTS, ManualRestore
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
-from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST, OF_THAT_NAME
+from budget_recovery_dagster.domain.plan import (
+    EVERY_TENANT,
+    LATEST,
+    OF_THAT_NAME,
+)
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,
@@ -22,7 +27,9 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import MOST_ROWS
 from budget_recovery_dagster.presentation.restore_metadata import (
+    RESTORE_ID,
     applied_metadata,
+    manual_metadata,
     preview_metadata,
     restored_metadata,
 )
@@ -70,6 +77,14 @@ LONGEST_WAIT = timedelta(seconds=60)
 
 For a later attempt the supervisor launches another run.
 """
+_RESULTS = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
+# Longer than Dagster is usually away. After an upgrade, no older restores appear.
+_SHOWN_FOR = timedelta(hours=24)
+# A day has fewer, unless a script restores tenant by tenant; ticks keep up with that.
+_MOST_COMPARED = 50
+_PAGES, _SPARE = 4, 10
+# Far more than any run can outlive, and than can end within the day in which a restore is shown.
+_RECENT_INCIDENTS = 100
 # So that the database's clock has reached the time of the next attempt.
 _MARGIN_SECONDS = 1
 
@@ -215,6 +230,59 @@ def restored_event(plane: ControlPlane, incident: Incident) -> RestoredEvent | N
         **restored_metadata(incident, restored, audits, amounts),
     }
     return _event(metadata, raised=restored.counters)
+
+
+def manual_event(plane: ControlPlane, restore: ManualRestore) -> RestoredEvent:
+    """Return what the asset restored_usage shows of a manual restore that no run has shown."""
+    restored, audits = plane.audits.raised_by(restore.run_id, MOST_ROWS)
+    metadata = manual_metadata(restore, restored, audits, incident_of(plane, restore.incident_id))
+    return _event(metadata, raised=restored.counters)
+
+
+def incident_of(plane: ControlPlane, incident_id: str | None) -> Incident | None:
+    """Return a recent incident by its id; None: it is unknown."""
+    recent = plane.incidents.recent(_RECENT_INCIDENTS) if incident_id else ()
+    return next((each for each in recent if each.incident_id == incident_id), None)
+
+
+def not_shown(instance: dg.DagsterInstance, plane: ControlPlane) -> list[ManualRestore]:
+    """Return the manual restores of the last day that restored_usage lacks, oldest first."""
+    restores = plane.audits.manual_restores(plane.clock.now() - _SHOWN_FOR, _MOST_COMPARED)
+    # One restore runs at a time, and it may be the newest of these. The lease is read after them:
+    # while it is free, they are over.
+    if restores and plane.leases.state_of(RESTORE_LEASE).holder is not None:
+        restores = restores[1:]
+    return _lacking(instance, restores[::-1])
+
+
+def _lacking(
+    instance: dg.DagsterInstance, restores: Sequence[ManualRestore]
+) -> list[ManualRestore]:
+    """Return the restores that restored_usage lacks, in their order.
+
+    Dagster knows a command only by an entry of a materialization. So the newest of these are read,
+    and a few more than there are restores: those of other restores lie in between.
+    """
+    left = {each.run_id: each for each in restores}
+    for run in instance.get_runs(dg.RunsFilter(run_ids=list(left))) if left else ():
+        # An active run may still show its result itself.
+        if not run.is_finished or instance.all_logs(run.run_id, of_type=_RESULTS):
+            del left[run.run_id]
+    cursor: str | None = None
+    for _ in range(_PAGES):
+        if not left:
+            break
+        page = instance.fetch_materializations(
+            restored_usage.key, limit=len(restores) + _SPARE, cursor=cursor
+        )
+        for record in page.records:
+            event = record.asset_materialization
+            entry = event.metadata.get(RESTORE_ID) if event else None
+            left.pop(str(entry.value) if entry else "", None)
+        if not page.has_more:
+            break
+        cursor = page.cursor
+    return list(left.values())
 
 
 def _event(metadata: Mapping[str, Any], *, raised: int = 0) -> RestoredEvent:

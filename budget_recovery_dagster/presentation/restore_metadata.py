@@ -10,6 +10,7 @@ from budget_recovery_dagster.domain.audits import (
     AuditEntry,
     IncidentAmounts,
     LossAmounts,
+    ManualRestore,
     MergedAudits,
     shown_bound,
 )
@@ -27,8 +28,10 @@ from budget_recovery_dagster.presentation.text import (
     figures,
     headline,
     held_more,
+    incident_line,
     largest_first,
     most_relevant,
+    raised_headline,
     store_line,
     tenant_notes,
     usage_or_nothing,
@@ -93,14 +96,43 @@ def restored_metadata(
     incident: Incident, restored: Restored, audits: MergedAudits, amounts: IncidentAmounts
 ) -> Mapping[str, Any]:
     """Show what was restored: how much of it, and a row for each of the largest amounts."""
-    shown = [entry for entry in audits.largest if _is_shown(entry)]
     return {
         **cost_metadata(incident, amounts),
         "counters_raised": restored.counters,
         "windows_raised": restored.windows,
         "tenants_raised": restored.tenants,
+        **_before_and_after(audits.largest, audits.windows),
+    }
+
+
+RESTORE_ID = "restore"
+"""The entry that names the run or the command of a manual restore."""
+
+
+def manual_metadata(
+    restore: ManualRestore, restored: Restored, audits: MergedAudits, incident: Incident | None
+) -> Mapping[str, Any]:
+    """Show a manual restore by what is recorded of it: ``applied_metadata`` without its preview."""
+    return {
+        "result": raised_headline(restored.counters, restored.boards, restore.unfinished),
+        "began_at": dg.MetadataValue.timestamp(restore.at),
+        **({"incident": incident_line(incident)} if incident else {}),
+        **_ordered(restore.why, restore.who, restore.run_id),
+        **_before_and_after(audits.largest, audits.windows),
+        "counters_raised": restored.counters,
+    }
+
+
+def _ordered(reason: str, by: str, run_id: str) -> Mapping[str, Any]:
+    return {"reason": reason, "by": by, RESTORE_ID: run_id}
+
+
+def _before_and_after(largest: Sequence[AuditEntry], windows: int) -> Mapping[str, Any]:
+    """Show the ``largest`` of so many budgets and windows."""
+    shown = [entry for entry in largest if _is_shown(entry)][:MOST_ROWS]
+    return {
         "before_and_after": table_of(_AUDIT_COLUMNS, shown),
-        "windows_not_shown": audits.windows - len(shown),
+        "windows_not_shown": windows - len(shown),
     }
 
 
@@ -250,18 +282,14 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
         metadata["lower_than_other_snapshots"] = applied.others.counters
     if lower := list(held_more(applied)):
         metadata["other_snapshots"] = " ".join(lower)
-    metadata |= {
-        "choice": str(applied.choice),
-        "reason": order.reason,
-        "by": order.by,
-        "preview": comparison(applied),
-    }
+    metadata["choice"] = str(applied.choice)
+    metadata |= _ordered(order.reason, order.by, order.run_id)
+    metadata["preview"] = comparison(applied)
     if applied.differences:
         metadata["differences"] = table_of(_DIFFERENCE_COLUMNS, most_relevant(applied.differences))
         metadata["differences_not_shown"] = max(len(applied.differences) - MOST_ROWS, 0)
     return metadata | {
-        "before_and_after": table_of(_AUDIT_COLUMNS, shown),
-        "windows_not_shown": max(len(shown) - MOST_ROWS, 0),
+        **_before_and_after(shown, len(shown)),
         "counters_raised": applied.raised,
     }
 

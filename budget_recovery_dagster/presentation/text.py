@@ -14,7 +14,7 @@ from budget_recovery_dagster.domain.counters import (
     format_usage,
     shown_entity,
 )
-from budget_recovery_dagster.domain.incident import FailureReason
+from budget_recovery_dagster.domain.incident import FailureReason, Incident
 from budget_recovery_dagster.domain.plan import Change, Difference
 from budget_recovery_dagster.domain.recovery_point import (
     Damage,
@@ -324,12 +324,22 @@ def difference_line(difference: Difference) -> str:
 
 def applied_headline(applied: Applied) -> str:
     """Describe in a sentence or two what a restore did."""
-    raised = counted(applied.raised, "counter")
-    text = f"{raised} raised, {counted(applied.boards, 'leaderboard')} written."
+    text = raised_headline(applied.raised, applied.boards)
     if applied.absent:
         missing = counted(len(applied.absent), "tenant")
         text = f"{text} {missing} not in the chosen snapshot."
     return text
+
+
+def raised_headline(counters: int, boards: int, unfinished: Sequence[str] = ()) -> str:
+    """Describe what a restore wrote; the ends of ``unfinished`` tenants are not recorded."""
+    text = f"{counted(counters, 'counter')} raised, {counted(boards, 'leaderboard')} written."
+    if not unfinished:
+        return text
+    return (
+        f"At most {text} The restore of {counted(len(unfinished), 'tenant')} did not finish"
+        f" ({listed(unfinished)}): the table shows what was planned there."
+    )
 
 
 def comparison(applied: Applied) -> str:
@@ -396,6 +406,13 @@ def end_of_incident(applied: Applied) -> str | None:
     if incident.given_up is None and not incident.is_held:
         next_step = "The automatic restore continues with the rest."
     return f"Incident {incident.short_id} stays open: {' '.join(left)}{amounts} {next_step}"
+
+
+def incident_line(incident: Incident) -> str:
+    """Describe the state of an incident some time after a restore."""
+    if incident.ended is None:
+        return f"Incident {incident.short_id} is open."
+    return f"Incident {incident.short_id} is closed. {incident.ended.detail}"
 
 
 _LOWER_SHOWN = 5

@@ -83,8 +83,7 @@ def compare_counts(plane: ControlPlane, store: UsageStore, seen: Observation) ->
         notes.append(f"Missing counters were not searched for: {failure.message}")
         hint = failure.hint
     gone = counters_gone(plane)
-    touched = plane.falls.touched()
-    request = _request(plane, gone, touched)
+    request = _request(plane, gone, plane.falls.touched())
     if gone:
         notes.append(describe_gone(gone))
     if changes:
@@ -92,6 +91,11 @@ def compare_counts(plane: ControlPlane, store: UsageStore, seen: Observation) ->
     if request is not None:
         notes.append("A capture is requested.")
     return Compared(gone, changes, request, tuple(notes), hint)
+
+
+def missed_by_checks(plane: ControlPlane) -> CaptureRequest | None:
+    """Return the request that the next check makes for what earlier ones found; None: none."""
+    return _request(plane, counters_gone(plane), plane.falls.touched())
 
 
 def requested_capture(plane: ControlPlane) -> CaptureRequest | None:

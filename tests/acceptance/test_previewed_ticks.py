@@ -9,7 +9,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import dagster as dg
 import psycopg
 import pytest
 from dagster import DagsterRunStatus
@@ -22,10 +24,12 @@ from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.acceptance.deployment import Deployment, Pages, deployed
+from tests.integration.commands import run
 from tests.integration.launched_runs import due, recorded
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import check, requested
 from tests.nats_servers import Bucket
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +38,9 @@ LOSS, SUPERVISOR, HOURLY = (
     "restore_supervisor_sensor",
     "hourly_snapshot_schedule",
 )
+RESTORED = dg.AssetKey("restored_usage")
+# The first and two further ones, a minute later.
+TICKS = 3
 _TABLES = """
 select table_name from information_schema.tables where table_schema = 'budget_recovery'
 order by table_name
@@ -118,11 +125,21 @@ def test_previews_of_ticks_change_nothing(bucket: Bucket, deployment: Deployment
         assert (hourly["error"], len(hourly["runRequests"])) == (None, 1)
 
     with opened_control_plane(load_settings()) as plane:
-        capture_now(Hour.containing(plane.clock.now()))
         services.check(plane)
+        with unchanged(bucket, deployment):
+            assert "A tick would request a capture" in foreseen(pages, SUPERVISOR)
+        capture_now(Hour.containing(plane.clock.now()))
     with unchanged(bucket, deployment):
         assert foreseen(pages, LOSS).startswith("same: ")
         assert foreseen(pages, SUPERVISOR) == "The store is HEALTHY."
+
+    # A restore of the command that no tick has shown.
+    bucket.remove("usage.acme.total.lifetime.=")
+    run("restore", "--reason", "ticket 7", "--yes")
+    with unchanged(bucket, deployment):
+        assert foreseen(pages, SUPERVISOR) == (
+            "The store is HEALTHY. A tick would show 1 manual restore on restored_usage."
+        )
 
     # A loss that no tick has found.
     bucket.destroy()
@@ -148,12 +165,44 @@ def test_previews_of_ticks_change_nothing(bucket: Bucket, deployment: Deployment
         assert launch in preview_on_the_command_line(SUPERVISOR, deployment.home)
 
     # A run that a person terminated.
-    run = recorded(deployment.instance, request, DagsterRunStatus.STARTED)
-    deployment.instance.report_run_canceled(run)
+    launched = recorded(deployment.instance, request, DagsterRunStatus.STARTED)
+    deployment.instance.report_run_canceled(launched)
     with unchanged(bucket, deployment):
-        assert f"on hold, because run {run.run_id[:8]} was terminated." in foreseen(
+        assert f"on hold, because run {launched.run_id[:8]} was terminated." in foreseen(
             pages, SUPERVISOR
         )
+
+
+def test_a_tick_of_the_daemon_shows_the_restore_that_its_preview_announced(
+    bucket: Bucket, deployment: Deployment
+) -> None:
+    with opened_control_plane(load_settings()) as plane:
+        services.check(plane)
+        capture_now(Hour.containing(plane.clock.now()))
+    bucket.remove("usage.acme.total.lifetime.=")
+    run("restore", "--reason", "ticket 7", "--yes")
+    deployment.start_code_server()
+    pages = deployment.start_pages()
+    announced = "A tick would show 1 manual restore on restored_usage."
+    assert announced in foreseen(pages, SUPERVISOR)
+    began = time.time()
+    deployment.start_daemon()
+
+    def shown() -> list[Any]:
+        return list(deployment.instance.fetch_materializations(RESTORED, limit=9).records)
+
+    def ticks() -> list[str]:
+        return deployment.ticks_since(began)
+
+    wait_until(lambda: bool(shown()), seconds=120, every=0.5)
+    wait_until(lambda: len(ticks()) >= TICKS, seconds=120, every=0.5)
+    assert [text for text in ticks() if "Now shown on restored_usage: 1 man" in text] == ticks()[
+        -1:
+    ]
+    (record,) = shown()
+    metadata = record.asset_materialization.metadata
+    assert (metadata["reason"].value, metadata["counters_raised"].value) == ("ticket 7", 1)
+    assert announced not in foreseen(pages, SUPERVISOR)
 
 
 def preview_on_the_command_line(sensor: str, home: Path) -> str:

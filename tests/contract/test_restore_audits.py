@@ -16,12 +16,13 @@ from budget_recovery_dagster.domain import (
     Entity,
     IncidentAmounts,
     LossAmounts,
+    ManualRestore,
     MergedAudits,
     Restored,
     WindowAmounts,
 )
 from tests.contract.control_planes import NOON, ControlPlane, of
-from tests.contract.incident_scene import open_one
+from tests.contract.incident_scene import claim_attempt, open_one
 
 HOUR = timedelta(hours=1)
 ENTRY = AuditEntry(
@@ -421,3 +422,83 @@ def test_the_windows_that_an_incident_raised_are_known_even_if_a_restore_did_not
     }
     assert plane.audits.windows_begun(trail.incident_id, "b") == {of("theirs", "2026-11")}
     assert plane.audits.windows_begun("another incident", "acme") == frozenset()
+
+
+# Manual restores
+
+
+def manual(plane: ControlPlane, count: int = 9) -> list[str]:
+    """Return the commands and runs of manual restores after NOON, the last recorded first."""
+    return [each.run_id for each in plane.audits.manual_restores(NOON, count)]
+
+
+def of_command(number: int, *entries: AuditEntry, minutes: int = 1) -> AuditTrail:
+    at = NOON + timedelta(minutes=minutes)
+    return AuditTrail(at, f"command {number}", "ann@ops", "ticket 7", None, entries or (ENTRY,))
+
+
+def test_a_restore_without_an_attempt_is_manual(plane: ControlPlane) -> None:
+    incident = claim_attempt(plane, open_one(plane), run_id="run 1")
+    trail = of_command(1)
+    for run_id in ("run 1", "run 2"):
+        of_incident = replace(trail, run_id=run_id, incident_id=incident.incident_id)
+        plane.audits.finish(of_incident)
+    plane.audits.finish(trail)
+    assert plane.audits.manual_restores(NOON, 9) == (
+        ManualRestore("command 1", trail.at, "ann@ops", "ticket 7", None),
+        ManualRestore("run 2", trail.at, "ann@ops", "ticket 7", incident.incident_id),
+    )
+
+
+def test_manual_restores_are_listed_by_recording_after_a_time_and_up_to_a_number(
+    plane: ControlPlane,
+) -> None:
+    plane.audits.finish(of_command(1, minutes=0))
+    # The clock was ahead.
+    plane.audits.finish(of_command(2, minutes=90))
+    plane.audits.begin(of_command(3))
+    plane.audits.finish(of_command(4))
+    # It was begun before.
+    plane.audits.finish(of_command(3))
+    assert manual(plane) == ["command 4", "command 3", "command 2"]
+    assert manual(plane, 2) == ["command 4", "command 3"]
+
+
+def test_manual_restores_that_raised_nothing_are_not_listed(plane: ControlPlane) -> None:
+    refused = replace(ENTRY, raised=0)
+    plane.audits.finish(of_command(1, refused))
+    plane.audits.begin(of_command(2, replace(refused, planned=0)))
+    plane.audits.finish(of_command(3, refused, OTHER))
+    assert manual(plane) == ["command 3"]
+
+
+def test_a_manual_restore_names_the_tenants_that_it_did_not_finish(plane: ControlPlane) -> None:
+    c = replace(OTHER, tenant="c")
+    plane.audits.begin(of_command(1, c, OTHER, replace(c, of=of("t", "2026-11"))))
+    plane.audits.begin(of_command(1, replace(ENTRY, planned=0)))
+    plane.audits.finish(of_command(1, replace(OTHER, tenant="d")))
+    (restore,) = plane.audits.manual_restores(NOON, 9)
+    assert restore.unfinished == ("b", "c")
+
+
+def test_what_one_restore_raised_is_told_apart_from_other_restores_of_its_incident(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    first = replace(trail, run_id="command 1")
+    wrote = replace(OTHER, raised=2, wrote_board=True)
+    plane.audits.finish(first)
+    plane.audits.finish(replace(first, at=NOON + HOUR, run_id="command 2", entries=(wrote,)))
+    assert plane.audits.raised_by("command 2", 9) == (
+        Restored(tenants=1, windows=1, counters=2, boards=1),
+        MergedAudits(1, (wrote,)),
+    )
+    restored, audits = plane.audits.raised_by("command 1", 1)
+    assert (restored.counters, audits) == (14, MergedAudits(2, (ENTRY,)))
+    assert plane.audits.raised_by("command 3", 9) == (Restored(), MergedAudits(0, ()))
+
+
+def test_an_unfinished_manual_restore_counts_as_planned(plane: ControlPlane) -> None:
+    plane.audits.begin(of_command(1, replace(ENTRY, raised=0)))
+    restored, audits = plane.audits.raised_by("command 1", 9)
+    assert restored.counters == ENTRY.planned
+    assert audits.largest == (replace(ENTRY, raised=ENTRY.planned),)

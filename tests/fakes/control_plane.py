@@ -40,6 +40,7 @@ from budget_recovery_dagster.domain import (
     LandmarkKind,
     LeaseState,
     LossAmounts,
+    ManualRestore,
     Marker,
     MergedAudits,
     NamedDrop,
@@ -400,14 +401,7 @@ class MemoryRestoreAudits(OnState):
         self._keep(trail, finished_at=self._plane.clock.now())
 
     def restored_in(self, incident_id: str) -> Restored:
-        merged = self._merged(incident_id)
-        raised = [entry for entry in merged if entry.raised]
-        return Restored(
-            tenants=len({entry.tenant for entry in raised}),
-            windows=len(raised),
-            counters=sum(entry.raised for entry in raised),
-            boards=sum(entry.wrote_board for entry in merged),
-        )
+        return _restored(self._merged(incident_id))
 
     def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
         with self._plane.lock:
@@ -416,15 +410,26 @@ class MemoryRestoreAudits(OnState):
                 for audit in self._plane.audits.values()
                 if audit.trail.incident_id == incident_id
                 and audit.entry.tenant == tenant
-                and (audit.entry.raised or (audit.finished_at is None and audit.entry.planned))
+                and _raised(audit)
             )
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
-        merged = self._merged(incident_id)
-        return MergedAudits(
-            windows=len(merged),
-            largest=tuple(sorted(merged, key=_rank)[:count]),
-        )
+        return _largest(self._merged(incident_id), count)
+
+    def manual_restores(self, since: datetime, count: int) -> tuple[ManualRestore, ...]:
+        runs: dict[str, list[KeptAudit]] = {}
+        with self._plane.lock:
+            attempts = {each.run_id for some in self._plane.attempts.values() for each in some}
+            for (run_id, at, *_), audit in self._plane.audits.items():
+                if at > since and run_id not in attempts:
+                    # Each run is where its newest entry is.
+                    runs[run_id] = [*runs.pop(run_id, ()), audit]
+        found = [_manual_restore(audits) for audits in runs.values() if any(map(_raised, audits))]
+        return tuple(found[::-1][:count])
+
+    def raised_by(self, run_id: str, count: int) -> tuple[Restored, MergedAudits]:
+        merged = self._merged(run_id=run_id)
+        return _restored(merged), _largest(merged, count)
 
     def amounts_of(self, incident_id: str, tenant: str) -> Mapping[BudgetWindow, LossAmounts]:
         return {
@@ -463,20 +468,59 @@ class MemoryRestoreAudits(OnState):
                     replace(kept, entries=(entry,)), entry, finished_at
                 )
 
-    def _merged(self, incident_id: str) -> list[AuditEntry]:
-        return [_merge(audits) for audits in self._by_window(incident_id).values()]
+    def _merged(
+        self, incident_id: str | None = None, *, run_id: str | None = None
+    ) -> list[AuditEntry]:
+        return [_merge(audits) for audits in self._by_window(incident_id, run_id).values()]
 
-    def _by_window(self, incident_id: str) -> dict[tuple[str, BudgetWindow], list[KeptAudit]]:
-        """Return the entries of an incident by tenant, budget and window, in order of time."""
+    def _by_window(
+        self, incident_id: str | None, run_id: str | None = None
+    ) -> dict[tuple[str, BudgetWindow], list[KeptAudit]]:
+        """Return the entries of an incident or a run by tenant, budget and window, in time."""
         windows: defaultdict[tuple[str, BudgetWindow], list[KeptAudit]] = defaultdict(list)
         with self._plane.lock:
             for audit in self._plane.audits.values():
-                if audit.trail.incident_id == incident_id:
+                is_of_incident = incident_id is not None and audit.trail.incident_id == incident_id
+                if is_of_incident or audit.trail.run_id == run_id:
                     windows[audit.entry.tenant, audit.entry.of].append(audit)
         return {
             where: sorted(audits, key=lambda audit: audit.trail.at)
             for where, audits in windows.items()
         }
+
+
+def _raised(audit: KeptAudit) -> bool:
+    """Whether a restore raised counters, or was about to do so and did not finish."""
+    return bool(audit.entry.raised or (audit.finished_at is None and audit.entry.planned))
+
+
+def _manual_restore(audits: list[KeptAudit]) -> ManualRestore:
+    first = min(audits, key=lambda audit: audit.trail.at).trail
+    unfinished = {
+        audit.entry.tenant for audit in audits if audit.finished_at is None and audit.entry.planned
+    }
+    return ManualRestore(
+        first.run_id,
+        first.at,
+        first.who,
+        first.why,
+        first.incident_id,
+        tuple(sorted(unfinished)),
+    )
+
+
+def _restored(merged: list[AuditEntry]) -> Restored:
+    raised = [entry for entry in merged if entry.raised]
+    return Restored(
+        tenants=len({entry.tenant for entry in raised}),
+        windows=len(raised),
+        counters=sum(entry.raised for entry in raised),
+        boards=sum(entry.wrote_board for entry in merged),
+    )
+
+
+def _largest(merged: list[AuditEntry], count: int) -> MergedAudits:
+    return MergedAudits(windows=len(merged), largest=tuple(sorted(merged, key=_rank)[:count]))
 
 
 def _merge(audits: list[KeptAudit]) -> AuditEntry:

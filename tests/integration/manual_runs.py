@@ -72,10 +72,11 @@ def shown(result: dg.ExecuteInProcessResult) -> Mapping[str, Any]:
         if event.is_step_materialization
         else event.asset_observation_data.asset_observation
     )
-    return {name: _content(value) for name, value in data.metadata.items()}
+    return {name: content_of(value) for name, value in data.metadata.items()}
 
 
-def _content(value: dg.MetadataValue[Any]) -> Any:
+def content_of(value: dg.MetadataValue[Any]) -> Any:
+    """Return the value of a metadata entry, a table as rows."""
     if isinstance(value, dg.TableMetadataValue):
         return [record.data for record in value.records]
     return value.value

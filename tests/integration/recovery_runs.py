@@ -17,18 +17,27 @@ from tests.integration.gateway_harness import contents
 from tests.nats_servers import Bucket
 
 
-def check(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
+def check(
+    instance: dg.DagsterInstance, cursor: str | None = None, *, is_preview: bool = False
+) -> dg.SensorResult:
     """Evaluate store_loss_sensor once."""
-    return _tick(store_loss_sensor(services.present_settings()), instance, cursor)
+    sensor = store_loss_sensor(services.present_settings())
+    return _tick(sensor, instance, cursor, is_preview=is_preview)
 
 
-def supervise(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
+def supervise(
+    instance: dg.DagsterInstance, cursor: str | None = None, *, is_preview: bool = False
+) -> dg.SensorResult:
     """Evaluate restore_supervisor_sensor once."""
-    return _tick(restore_supervisor_sensor, instance, cursor)
+    return _tick(restore_supervisor_sensor, instance, cursor, is_preview=is_preview)
 
 
 def _tick(
-    sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None
+    sensor: dg.SensorDefinition,
+    instance: dg.DagsterInstance,
+    cursor: str | None,
+    *,
+    is_preview: bool,
 ) -> dg.SensorResult:
     # An unclosed context leaves its instance to whatever loads definitions next.
     with dg.build_sensor_context(
@@ -36,6 +45,8 @@ def _tick(
         cursor=cursor,
         resources=services.definitions().resources,
         sensor_name=sensor.name,
+        # With it, the context makes up a log key, as in the preview of a page.
+        repository_name="__repository__" if is_preview else None,
     ) as context:
         result = sensor(context)
     assert isinstance(result, dg.SensorResult)

@@ -49,6 +49,7 @@ def test_every_report_is_quoted_and_every_quote_is_a_report() -> None:
         | reports_in(supervision)
         | returned_by(incident, "may_launch", "on_hold", "awaited_attempt")
         | returned_by(silent_runs, "end_run")
+        | returned_by(sensors, "shown_report", "not_shown_report")
     )
     assert len(reports) > 10
     state = "The store is …."

@@ -23,6 +23,7 @@ from budget_recovery_dagster.domain.audits import (
     Bound,
     IncidentAmounts,
     LossAmounts,
+    ManualRestore,
     MergedAudits,
     WindowAmounts,
 )
@@ -278,8 +279,8 @@ set who = excluded.who, why = excluded.why, incident_id = excluded.incident_id,
 """
 # A finished entry is never replaced by an unfinished one.
 _BEGIN = f"{_FINISH}where a.finished_at is null"
-# A row for each budget and window. Only narrow columns: all of an incident's rows are sorted. An
-# unfinished entry counts what the next plan no longer had to raise.
+# A row for each budget and window of an incident, or of one run. Only narrow columns: all of these
+# rows are sorted. An unfinished entry counts what the next plan no longer had to raise.
 _MERGED = """
 with merged as (
     select tenant, budget_id, window_token,
@@ -301,7 +302,7 @@ with merged as (
                lag(audit_id) over in_time is null as is_first,
                lead(audit_id) over in_time is null as is_last
         from budget_recovery.restore_audit
-        where incident_id = %(incident)s
+        where incident_id = %(incident)s or run_id = %(run)s
         window in_time as (partition by tenant, budget_id, window_token order by at, audit_id)
     ) counted_entry
     group by tenant, budget_id, window_token
@@ -384,6 +385,18 @@ limit %(count)s
 _AMOUNT_COUNTS = f"{_MERGED}{_AMOUNTS}{_COUNT_AMOUNTS}"
 _LARGEST_RESTORED = f"{_MERGED}{_AMOUNTS}{_BY_RESTORED}"
 _LARGEST_COUNTED = f"{_MERGED}{_AMOUNTS}{_BY_COUNTED}"
+# An automatic restore records its attempt before it audits anything.
+_MANUAL = """
+select run_id, min(at), min(who), min(why), min(incident_id),
+       coalesce(array_agg(distinct tenant) filter (where finished_at is null and planned > 0), '{}')
+from budget_recovery.restore_audit a
+where at > %s
+  and not exists (select from budget_recovery.restore_attempt t where t.run_id = a.run_id)
+group by run_id
+having bool_or(raised > 0 or (finished_at is null and planned > 0))
+order by max(audit_id) desc
+limit %s
+"""
 # The server's time limit is per statement.
 _AT_ONCE = 10_000
 
@@ -426,8 +439,7 @@ class PostgresRestoreAudits:
     def restored_in(self, incident_id: str) -> Restored:
         """Count what was raised in an incident."""
         with self._database.reading() as connection:
-            [counts] = connection.execute(_RESTORED, {"incident": incident_id}).fetchall()
-        return Restored(*counts)
+            return _restored(connection, _scope(incident=incident_id))
 
     def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
         """Return a tenant's windows in which restores of an incident raised counters, or began."""
@@ -436,11 +448,23 @@ class PostgresRestoreAudits:
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
         """Merge the entries of each budget and window in an incident, and return the largest."""
-        scope = {"incident": incident_id, "count": count}
         with self._database.reading() as connection:
-            rows = connection.execute(_LARGEST, scope).fetchall()
-        largest = tuple(_entry(*row[1:]) for row in rows if row[1] is not None)
-        return MergedAudits(rows[0][0], largest)
+            return _merged(connection, _scope(incident=incident_id), count)
+
+    def manual_restores(self, since: datetime, count: int) -> tuple[ManualRestore, ...]:
+        """Return the newest manual restores that began after a time, newest first."""
+        return tuple(
+            ManualRestore(run_id, at.astimezone(UTC), who, why, incident_id, tuple(unfinished))
+            for run_id, at, who, why, incident_id, unfinished in (
+                self._database.rows(_MANUAL, (since, count))
+            )
+        )
+
+    def raised_by(self, run_id: str, count: int) -> tuple[Restored, MergedAudits]:
+        """Return what one run or command raised, and at most ``count`` of the largest entries."""
+        scope = _scope(run=run_id)
+        with self._database.reading() as connection:
+            return _restored(connection, scope), _merged(connection, scope, count)
 
     def amounts_of(self, incident_id: str, tenant: str) -> Mapping[BudgetWindow, LossAmounts]:
         """Return the amounts of a tenant's windows by their newest rows that have amounts."""
@@ -453,7 +477,7 @@ class PostgresRestoreAudits:
 
     def amounts_in(self, incident_id: str, count: int) -> IncidentAmounts:
         """Return what an incident cost, by the newest rows of its windows that have amounts."""
-        scope = {"incident": incident_id, "count": count}
+        scope = {**_scope(incident=incident_id), "count": count}
         with self._database.reading() as connection:
             [counts] = connection.execute(_AMOUNT_COUNTS, scope).fetchall()
             restored = connection.execute(_LARGEST_RESTORED, scope).fetchall()
@@ -466,6 +490,21 @@ class PostgresRestoreAudits:
             tuple(_window_amounts(*row) for row in restored),
             tuple(_window_amounts(*row) for row in counted),
         )
+
+
+def _scope(*, incident: str | None = None, run: str | None = None) -> dict[str, object]:
+    return {"incident": incident, "run": run}
+
+
+def _restored(connection: Connection, scope: Mapping[str, object]) -> Restored:
+    [counts] = connection.execute(_RESTORED, scope).fetchall()
+    return Restored(*counts)
+
+
+def _merged(connection: Connection, scope: Mapping[str, object], count: int) -> MergedAudits:
+    rows = connection.execute(_LARGEST, {**scope, "count": count}).fetchall()
+    largest = tuple(_entry(*row[1:]) for row in rows if row[1] is not None)
+    return MergedAudits(rows[0][0], largest)
 
 
 def _store(

@@ -94,6 +94,15 @@ comment on column budget_recovery.restore_audit.losses is
     'How many losses of the incident were found by then. Null: as usage_restored.';
 """
 
+# The supervision reads the manual restores of the last day every 30 s.
+AUDIT_TIMES = """
+create index restore_audit_at on budget_recovery.restore_audit (at);
+comment on column budget_recovery.restore_audit.run_id is
+    'The Dagster run that restored, or the command: "command …".';
+comment on column budget_recovery.restore_audit.who is
+    'Who held the lease: "run … on host (pid …)", or the account and host of a command.';
+"""
+
 # Version 2 did not tell keys without a TTL of their own from those that no maximum age drops. It
 # called both "never"; the first is what a gateway writes if it says nothing.
 EXPIRY = """
@@ -209,5 +218,5 @@ comment on column budget_recovery.usage_fall.resets_before is
     'Resets of the tenant that were recorded before it was found; a later one may cover it.';
 """
 
-BLOCKS: tuple[str, ...] = (MOST_MISSING, AUDIT, AMOUNTS, EXPIRY, FALLS)
+BLOCKS: tuple[str, ...] = (MOST_MISSING, AUDIT, AUDIT_TIMES, AMOUNTS, EXPIRY, FALLS)
 """In the order of their execution."""
