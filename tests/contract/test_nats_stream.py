@@ -84,7 +84,7 @@ def test_no_board_is_missed_if_keys_disappear_between_pages(
     scene.bucket.put_many({f"leaderboard.t.m{number}.2026-11": b"1" for number in range(45_000)})
 
     def purge(number: int) -> None:
-        # The first request is for the read, the second one for the first page.
+        # Each of the two reads begins with a request; the second one is for the first page.
         if number == 3:
             scene.bucket.purge("leaderboard.t.a.")
 
@@ -94,7 +94,7 @@ def test_no_board_is_missed_if_keys_disappear_between_pages(
     ):
         network.before_request = purge
         assert len(store.reader(COUNTERS).read("t").boards or ()) == 45_000
-        assert network.requests == 4
+        assert network.requests == 5
 
 
 def test_the_identity_is_that_of_the_stream(scene: Scene) -> None:
