@@ -236,8 +236,9 @@ class Incident:
     loss, unless the same store lost something again.
     ``target`` is the restore target: a further loss is detected against it. None while it is gone.
     ``newest_point_at`` is the newest snapshot at the time of the loss that has an intact record or
-    never had a record. ``last_good_at`` is when the store was last known to be intact: no intact
-    record has the usage in between.
+    never had a record; if captures of a tenant failed, that tenant's, which is older. So no tenant
+    lacks more usage than that of ``uncovered``. ``last_good_at`` is when the store was last known
+    to be intact: no intact record has the usage in between.
     ``next_launch_at`` is the earliest time of the next launch, ``next_attempt_at`` that of the next
     attempt. No restore starts or continues from ``held`` until ``released_at``.
     ``began_empty``: the target was provably created empty after the loss, so the gateway has

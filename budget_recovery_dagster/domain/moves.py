@@ -189,13 +189,21 @@ class Opening:
     """The facts of a new incident in addition to its loss.
 
     A unique id, the time, and the newest snapshot that has an intact record or never had a record,
-    and the newest good check, both at that time.
+    and the newest good check, both at that time. ``oldest_failing_at`` is the oldest of the newest
+    snapshots of tenants whose last capture failed; None: there is none.
     """
 
     incident_id: str
     at: datetime
     newest_point_at: datetime | None
     newest_good_check_at: datetime | None
+    oldest_failing_at: datetime | None = None
+
+    @property
+    def covered_until(self) -> datetime | None:
+        """Until when snapshots have the usage of every tenant that they have."""
+        known = [at for at in (self.newest_point_at, self.oldest_failing_at) if at is not None]
+        return min(known, default=None)
 
     @property
     def last_good_at(self) -> datetime | None:
@@ -240,7 +248,7 @@ def open_incident(  # noqa: PLR0913 - by keyword, each a fact of its own
         opened_at=opening.at,
         losses=(loss,),
         target=target,
-        newest_point_at=opening.newest_point_at,
+        newest_point_at=opening.covered_until,
         last_good_at=opening.last_good_at,
         held=held,
         began_empty=began_empty,

@@ -17,6 +17,7 @@ from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.resources import ControlPlaneParam, is_dry_run
 from budget_recovery_dagster.restore_runs import DEPLOYMENT_TAG
+from budget_recovery_dagster.services.restore.report import counted
 
 _ASSETS = ("budget_usage_snapshots", "recovery_points")
 
@@ -159,14 +160,20 @@ def _settled(plane: ControlPlane, hour: Hour) -> str | None:
     )
     if newest is None or newest.result is None:
         return None
-    error = newest.result.error
-    if error is None:
-        return f"The hour {hour} was captured at {newest.started_at:%H:%M:%S} UTC."
-    if error.code in HEALING_CODES:
+    result = newest.result
+    captured = f"The hour {hour} was captured at {newest.started_at:%H:%M:%S} UTC"
+    if result.error is None:
+        return f"{captured}."
+    if result.error.code in HEALING_CODES:
         return None
+    failed = (
+        f"{captured}, but {counted(result.failed, 'tenant')} failed"
+        if result.stored or result.absent
+        else f"The capture of the hour {hour} failed"
+    )
     return (
-        f"The capture of the hour {hour} failed, and would fail again: {error.message} "
-        f"Try: {error.hint} Then run hourly_snapshot_job."
+        f"{failed}, and would fail again: {result.error.message} "
+        f"Try: {result.error.hint} Then run hourly_snapshot_job."
     )
 
 

@@ -399,7 +399,7 @@ def _uncovered(incident: Incident, now: datetime) -> str:
     """Describe the usage that no restore can bring back."""
     newest, missing = incident.newest_point_at, incident.uncovered
     if newest is None or missing is None:
-        return "Not covered: all usage, because no snapshot existed"
+        return "Not covered: all usage, because no intact snapshot existed"
     return (
         f"Not covered: at most {in_words(missing)} of usage, from the snapshot of"
         f" {clock_time(newest, now)} to the loss, found at"

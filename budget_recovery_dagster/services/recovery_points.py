@@ -177,8 +177,9 @@ def judge_point_ages(plane: ControlPlane, *, within: timedelta | None = None) ->
     Raises:
         DatabaseError: the database failed.
     """
-    newest_points = plane.points.newest_points(plane.clock.now())
+    # Before the points: a capture that commits in between would look like one without them.
     snapshots = plane.reports.newest_snapshots()
+    newest_points = plane.points.newest_points(plane.clock.now())
     failing, absent = plane.reports.failing(), plane.reports.absent()
     newest_run = next((run for run in plane.reports.newest_runs(2) if run.result is not None), None)
     # After what it is compared with: none of it is in the future. Before the slow verification.
@@ -209,6 +210,7 @@ def judge_point_ages(plane: ControlPlane, *, within: timedelta | None = None) ->
             if at < read[tenant]
             and tenant not in failing
             and tenant not in damage.records
+            and tenant not in damage.unverified
             # A reset may have left nothing to restore.
             and plane.points.current_usages(tenant, now)
         ),

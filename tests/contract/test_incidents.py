@@ -8,10 +8,12 @@ import pytest
 from budget_recovery_dagster.domain import (
     EVERYONE,
     Baseline,
+    CaptureFailure,
     Check,
     Ended,
     FailureReason,
     GivenUp,
+    Hour,
     Incident,
     Outcome,
     Recovery,
@@ -110,6 +112,27 @@ def test_an_incident_records_the_time_that_no_snapshot_covers(plane: ControlPlan
     assert incident.uncovered == 50 * MINUTE
     plane.registry.record_check(Check(NOON + 55 * MINUTE, "t", Verdict.SAME, "why", identity=None))
     assert plane.incidents.recovery().incident == incident
+
+
+def test_a_tenant_whose_captures_fail_is_covered_until_its_newest_snapshot(
+    plane: ControlPlane,
+) -> None:
+    for tenant in ("acme", "b", "c"):
+        plane.capture(tenant, TEAM, at=NOON)
+    plane.capture("b", TEAM, at=NOON + 10 * MINUTE)
+    failures = [
+        CaptureFailure(tenant, Hour(NOON), "not permitted", "grant it.")
+        for tenant in ("b", "c", "new")
+    ]
+    plane.capture("acme", TEAM, at=NOON + 30 * MINUTE)
+    plane.snapshots.record_failures(failures, run_id="run")
+    plane.capture("c", TEAM, at=NOON + 40 * MINUTE)
+    plane.clock.set(NOON + 50 * MINUTE)
+    found = replace(LOSS, found_at=NOON + 50 * MINUTE)
+    incident = plane.incidents.open(found, target=TARGET, judged=plane.baseline)
+    assert incident.newest_point_at == NOON + 10 * MINUTE
+    assert incident.last_good_at == NOON + 40 * MINUTE
+    assert incident.uncovered == 40 * MINUTE
 
 
 def test_a_snapshot_newer_than_the_last_good_check_counts_as_good(

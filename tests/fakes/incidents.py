@@ -49,7 +49,7 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.ports import Lease
 from tests.fakes.control_plane import MemoryState, OnState, require_lease
-from tests.fakes.snapshots import add_reset, newest_point_at
+from tests.fakes.snapshots import add_reset, newest_point_at, oldest_failing_at
 
 
 class MemoryStoreRegistry:
@@ -229,6 +229,7 @@ class MemoryIncidents(OnState):
                 at=self._now(),
                 newest_point_at=newest_point_at(self._plane),
                 newest_good_check_at=good.checked_at if good else None,
+                oldest_failing_at=oldest_failing_at(self._plane),
             )
             kept = storable_loss(loss)
             opened = self._keep(

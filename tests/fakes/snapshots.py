@@ -732,6 +732,14 @@ def newest_point_at(plane: MemoryState) -> datetime | None:
     return times[-1] if times else None
 
 
+def oldest_failing_at(plane: MemoryState) -> datetime | None:
+    """Return the oldest of the newest snapshots of tenants whose last capture failed."""
+    failing = {tenant for tenant, noted in plane.outcomes.items() if noted.failure is not None}
+    newest = _newest_of_each(plane)
+    times = [each.summary.captured_at for tenant, each in newest.items() if tenant in failing]
+    return min(times, default=None)
+
+
 def _add(window: WindowMerge, records: Records) -> None:
     for commit, record in records:
         usages = record.usages if is_intact(record) else None

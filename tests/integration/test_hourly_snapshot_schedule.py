@@ -78,8 +78,8 @@ def record_end(database: psycopg.Connection, hour: Hour, outcome: str, code: str
     database.execute(
         "insert into budget_recovery.capture_run"
         " (run_id, hour, started_at, ended_at, outcome, stored, absent, failed, code, reason, hint)"
-        " values ('a run', %s, now(), now(), %s, 0, 0, 0, %s, %s, %s)",
-        (hour.start, outcome, *described),
+        " values ('a run', %s, now(), now(), %s, %s, 0, %s, %s, %s, %s)",
+        (hour.start, outcome, int(outcome == "stored_in_part"), int(code is not None), *described),
     )
 
 
@@ -134,6 +134,21 @@ def test_an_hour_whose_capture_needs_a_person_is_not_requested_again(
     assert isinstance(tick, dg.SkipReason)
     assert tick.skip_message == (
         f"The capture of the hour {current_hour} failed, and would fail again: No server responds. "
+        "Try: start it. Then run hourly_snapshot_job."
+    )
+
+
+def test_an_hour_of_which_a_part_needs_a_person_was_captured(
+    configured: Bucket, database: psycopg.Connection, filed: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    schedule_tick(filed, current_hour.start)
+    record_end(database, current_hour, "stored_in_part", "store_permission")
+    tick = later_tick(filed, current_hour)
+    assert isinstance(tick, dg.SkipReason)
+    said = str(tick.skip_message)
+    assert said.startswith(f"The hour {current_hour} was captured at ")
+    assert said.endswith(
+        " UTC, but 1 tenant failed, and would fail again: No server responds. "
         "Try: start it. Then run hourly_snapshot_job."
     )
 

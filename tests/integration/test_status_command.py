@@ -131,7 +131,7 @@ def test_each_state_has_its_page_and_exit_code(opened: ControlPlane, database_ur
     assert recovering.stdout.startswith("RECOVERING at ")
     assert "It was recreated." in recovering.stdout
     assert "Attempts 0 of 3" in recovering.stdout
-    assert "Not covered: all usage, because no snapshot existed" in recovering.stdout
+    assert "Not covered: all usage, because no intact snapshot existed" in recovering.stdout
 
     fail(opened)
     failed = status(database_url)

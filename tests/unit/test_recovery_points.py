@@ -1,8 +1,10 @@
 """Survey and age of recovery points, with an in-memory control plane."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +17,7 @@ from budget_recovery_dagster.domain import (
     age,
     is_too_old,
 )
+from budget_recovery_dagster.ports import RecoveryPoints
 from budget_recovery_dagster.presentation.metadata import points_metadata
 from budget_recovery_dagster.services import PointAges, PointSurvey, judge_point_ages, survey_points
 from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory, of, reading
@@ -65,6 +68,30 @@ def test_a_tenant_without_an_open_window_is_named(plane: ControlPlane) -> None:
     survey = survey_at(plane, NOON + timedelta(days=1))
     assert survey.windows == ()
     assert survey.without_window == ("daily",)
+
+
+class CapturedMeanwhile:
+    """The points of a plane in which a capture commits after each reading of them."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane, self._points = plane, plane.points
+
+    def newest_points(self, now: datetime) -> Mapping[str, datetime]:
+        found = self._points.newest_points(now)
+        self._plane.capture("acme", TEAM, at=now + INSTANT)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._points, name)
+
+
+def test_a_capture_that_commits_meanwhile_does_not_make_a_tenant_look_emptied(
+    plane: ControlPlane,
+) -> None:
+    plane.capture("acme", TEAM, at=NOON)
+    plane.clock.set(NOON + LIMIT)
+    points = cast(RecoveryPoints, CapturedMeanwhile(plane))
+    assert judge_point_ages(replace(plane, points=points)).emptied == frozenset()
 
 
 def test_the_age_is_that_of_each_tenants_newest_open_window(plane: ControlPlane) -> None:

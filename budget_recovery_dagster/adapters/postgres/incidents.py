@@ -17,7 +17,10 @@ from budget_recovery_dagster.adapters.postgres.database import (
 )
 from budget_recovery_dagster.adapters.postgres.falls import outdate_counts
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
-from budget_recovery_dagster.adapters.postgres.recovery_point import read_newest_point_time
+from budget_recovery_dagster.adapters.postgres.recovery_point import (
+    read_newest_point_time,
+    read_oldest_failing_time,
+)
 from budget_recovery_dagster.adapters.postgres.resets import insert_resets, storable_reset
 from budget_recovery_dagster.adapters.postgres.store import (
     BASELINE_COLUMNS,
@@ -222,6 +225,7 @@ class PostgresIncidents:
                 at=now,
                 newest_point_at=read_newest_point_time(connection, now),
                 newest_good_check_at=good.checked_at if good else None,
+                oldest_failing_at=read_oldest_failing_time(connection, now),
             )
             move = moves.open_incident(
                 standing,

@@ -248,6 +248,18 @@ where c.record_count = 0
 order by c.is_ahead, c.commit_number desc
 limit 1
 """
+_OLDEST_FAILING = """
+select min(newest.captured_at)
+from budget_recovery.tenant_outcome o
+cross join lateral (
+    select c.captured_at
+    from budget_recovery.capture c
+    where c.tenant = o.tenant
+    order by c.captured_at > %(latest)s, c.commit_number desc
+    limit 1
+) newest
+where o.outcome = 'failed'
+"""
 _CAPTURE = """
 select captured_at, unreadable, unreadable_count, commit_number
 from budget_recovery.capture
@@ -582,6 +594,12 @@ def read_newest_point_time(connection: Connection, now: datetime) -> datetime | 
     """Return the time of the newest snapshot of any tenant that is not completely damaged."""
     row = connection.execute(_NEWEST, {"latest": latest_time(now)}).fetchone()
     return None if row is None else row[0].astimezone(UTC)
+
+
+def read_oldest_failing_time(connection: Connection, now: datetime) -> datetime | None:
+    """Return the oldest of the newest snapshots of tenants whose last capture failed."""
+    row = connection.execute(_OLDEST_FAILING, {"latest": latest_time(now)}).fetchone()
+    return None if row is None or row[0] is None else row[0].astimezone(UTC)
 
 
 _SHAPES = [shape.value for shape in ValueShape]

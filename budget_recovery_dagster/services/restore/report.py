@@ -538,7 +538,7 @@ def uncovered(incident: Incident) -> str:
     """Describe the usage that no snapshot holds."""
     span, since = incident.uncovered, incident.newest_point_at
     if span is None or since is None:
-        return "No snapshot existed before the loss, so no usage is restored."
+        return "No intact snapshot existed before the loss, so no usage is restored."
     newest = f"{since:%Y-%m-%d %H:%M:%S} UTC"
     found = f"{incident.lost_at:%Y-%m-%d %H:%M:%S} UTC"
     return (
