@@ -143,6 +143,12 @@ class DatabaseUnreachableError(DatabaseError):
     may_pass = True
 
 
+class DatabaseBusyError(DatabaseError):
+    """The control-plane database ended a request that waited or ran for too long."""
+
+    may_pass = True
+
+
 class SchemaVersionError(DatabaseError):
     """The database schema is missing, older or newer than this version of the project."""
 

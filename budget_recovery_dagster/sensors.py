@@ -439,8 +439,9 @@ def restore_supervisor_sensor(
             known = read_suspicion(context.cursor)
             runs = _our_runs(context, plane)
             supervised = supervise_restore(runs, plane, deadline, known)
-            ended = end_silent_runs(runs, plane, deadline)
             request = supervised.request
+            # Nothing may delay a launch that is counted.
+            ended = [] if request else end_silent_runs(runs, plane, deadline)
             # A tick with a request shows no reason, so what was done comes first.
             if supervised.rests and not ended:
                 request = _due_capture(plane, runs)

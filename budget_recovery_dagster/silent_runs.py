@@ -32,15 +32,16 @@ def silent_runs(
 ) -> Iterator[dg.DagsterRun]:
     """Find our runs of these jobs, or of only these assets, that have no worker any more.
 
-    A run is alive while it holds a lease. It is dead a minute after a lease of it has expired, or
-    if it has been silent without one.
+    A run is alive while it holds a lease. It is dead if a lease of it expired more than a minute
+    ago and it has been silent since, or if it has been silent for longer without one.
     """
-    now = plane.clock.now()
+    # Leases end by the database's clock, events have the times of their hosts.
+    now, host_time = plane.clock.now(), plane.clock.host_time()
     leases = [plane.leases.state_of(name) for name in _LEASES]
     for record in runs.of_other_jobs({*jobs, _ASSET_JOB}):
         run = record.dagster_run
         is_ours = run.job_name != _ASSET_JOB or _has_only(run, assets)
-        if is_ours and _is_dead(runs.instance, record, leases, now):
+        if is_ours and _is_dead(runs.instance, record, leases, now, host_time):
             yield run
 
 
@@ -72,14 +73,18 @@ def _is_dead(
     record: dg.RunRecord,
     leases: Collection[LeaseState],
     now: datetime,
+    host_time: datetime,
 ) -> bool:
     mine = f"run {record.dagster_run.run_id[:8]} on "
-    for lease in leases:
-        if lease.holder is not None and lease.holder.startswith(mine):
-            return False
-        if lease.left is not None and lease.left.holder.startswith(mine):
-            return now - lease.left.expires_at >= DEAD_AFTER
-    return now - _last_event_at(instance, record) >= SILENT_FOR
+    if any(each.holder is not None and each.holder.startswith(mine) for each in leases):
+        return False
+    left = [each.left for each in leases if each.left and each.left.holder.startswith(mine)]
+    silent_for = host_time - _last_event_at(instance, record)
+    if not left:
+        return silent_for >= SILENT_FOR
+    # A lease that could not be released is left by a run that goes on without it.
+    is_over = all(now - each.expires_at >= DEAD_AFTER for each in left)
+    return is_over and silent_for >= DEAD_AFTER
 
 
 def _last_event_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:

@@ -39,7 +39,9 @@ def expire_leases(database: psycopg.Connection) -> None:
 
 def skip_pause(url: str) -> None:
     """Let the next attempt of a restore be due now, instead of after minutes."""
-    with psycopg.connect(url, autocommit=True) as database:
+    with psycopg.connect(url) as database:
+        # Also if the server's default is another.
+        database.read_only = False
         database.execute(
             "update budget_recovery.incident set next_attempt_at = null"
             " where next_attempt_at is not null and closed_at is null"

@@ -13,6 +13,7 @@ from typing import NoReturn
 import dagster as dg
 
 from budget_recovery_dagster.domain.counters import format_usage
+from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.plan import tenant_text
 from budget_recovery_dagster.domain.snapshots import CaptureSummary, NamedOmission, Uncaptured
 from budget_recovery_dagster.domain.windows import Hour
@@ -21,10 +22,12 @@ from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     CapturesPausedError,
     ClockSkewError,
+    DatabaseBusyError,
     DatabaseUnreachableError,
     LeaseHeldError,
     LeaseLostError,
     PossibleLossError,
+    StoreChangedError,
     StoreLostError,
     StoreNoQuorumError,
     StoreReadError,
@@ -144,10 +147,12 @@ _HEALING = (
     BaselineMovedError,
     CapturesPausedError,
     ClockSkewError,
+    DatabaseBusyError,
     DatabaseUnreachableError,
     LeaseHeldError,
     LeaseLostError,
     PossibleLossError,
+    StoreChangedError,
     StoreLostError,
     StoreNoQuorumError,
     StoreReadError,
@@ -249,6 +254,9 @@ def _captured(
         log.error(f"{len(failed)} tenants failed in all; the run's table lists the reasons.")
     if isinstance(stopped_by, CapturesPausedError):
         log.warning(f"Captures were paused during this one. {stopped_by}")
+        if not stored:
+            _show_skipped(context, captured.hour, Paused(RecoveryState.RECOVERING))
+            return
     elif stopped_by:
         extent = f"{len(stored)} tenants are stored, {len(failed)} are not."
         ended = failure(f"{stopped_by.message} {extent}", stopped_by.hint, metadata)

@@ -498,6 +498,11 @@ class RecordedRun:
     result: RunResult | None = None
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it ended without any tenant stored, although there may be some."""
+        return self.result is not None and self.result.outcome is RunOutcome.FAILED
+
+    @property
     def found_nothing(self) -> bool:
         """Whether it ended well, without any tenant to store."""
         return self.result is not None and self.result.outcome is RunOutcome.NOTHING_TO_STORE

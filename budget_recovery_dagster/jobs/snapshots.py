@@ -13,7 +13,9 @@ from budget_recovery_dagster.assets.budget_usage_snapshots import (
 )
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.snapshots import RunOutcome
 from budget_recovery_dagster.domain.windows import Hour
+from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.resources import ControlPlaneParam, is_dry_run
 from budget_recovery_dagster.restore_runs import DEPLOYMENT_TAG
@@ -164,16 +166,17 @@ def _settled(plane: ControlPlane, hour: Hour) -> str | None:
     captured = f"The hour {hour} was captured at {newest.started_at:%H:%M:%S} UTC"
     if result.error is None:
         return f"{captured}."
-    if result.error.code in HEALING_CODES:
+    error, is_in_part = result.error, result.outcome is not RunOutcome.FAILED
+    in_part = f"{captured}, but {counted(result.failed, 'tenant')} failed"
+    # Not all tenants once more for some: those with the oldest snapshot are the first of an hour.
+    if is_in_part and error.code == StoreReadError.code:
+        return f"{in_part}: {error.message} The next capture begins with the oldest snapshots."
+    if error.code in HEALING_CODES:
         return None
-    failed = (
-        f"{captured}, but {counted(result.failed, 'tenant')} failed"
-        if result.stored or result.absent
-        else f"The capture of the hour {hour} failed"
-    )
+    failed = in_part if is_in_part else f"The capture of the hour {hour} failed"
     return (
-        f"{failed}, and would fail again: {result.error.message} "
-        f"Try: {result.error.hint} Then run hourly_snapshot_job."
+        f"{failed}, and would fail again: {error.message} "
+        f"Try: {error.hint} Then run hourly_snapshot_job."
     )
 
 

@@ -22,6 +22,8 @@ from budget_recovery_dagster.ports import ControlPlane, UsageStore
 
 # A sensor's tick has ten seconds for everything. Counts of 10,000 windows take about two.
 _COUNT_WITHIN = timedelta(seconds=3)
+_NEWEST_RUNS = 20
+_AGAIN_AFTER_SECONDS = 600
 _READ_WITHIN = timedelta(seconds=2)
 # They take two seconds; what is left is read by the next check, or covered by a capture.
 _MOST_CHANGES_READ = 50_000
@@ -116,7 +118,9 @@ def requested_capture(plane: ControlPlane) -> CaptureRequest | None:
     if cause is None or hour is None or plane.leases.state_of(CAPTURE_LEASE).holder is not None:
         return None
     key, reason = cause
-    return CaptureRequest(key, hour, reason)
+    # The daemon launches nothing for a key that had a run, and that run may have died or failed.
+    slot = int(plane.clock.now().timestamp()) // _AGAIN_AFTER_SECONDS
+    return CaptureRequest(f"{key}/{slot}", hour, reason)
 
 
 def _after_incident(plane: ControlPlane, incident: Incident) -> tuple[str, str] | None:
@@ -147,8 +151,10 @@ def _first_start(plane: ControlPlane) -> tuple[str, str] | None:
 def _newest_run_at(plane: ControlPlane) -> datetime:
     """Return when the newest capture began; in the distant past if there is none."""
     never = datetime.min.replace(tzinfo=UTC)
-    if runs := plane.reports.newest_runs(1):
-        began = runs[0].started_at
+    if runs := plane.reports.newest_runs(_NEWEST_RUNS):
+        # One that failed has stored nothing.
+        taken = (run.started_at for run in runs if not run.has_failed)
+        began = next(taken, never)
         # The clock was ahead then, so nothing can follow from that time.
         return never if is_in_the_future(began, plane.clock.now()) else began
     # Captures before version 2 of the schema left only their snapshots.

@@ -196,9 +196,14 @@ class Status:
         given_up = incident.given_up if incident is not None else None
         if given_up is None or given_up.code not in _OF_ANSWERS:
             return None
+        is_missing = given_up.code == StoreMissingError.code
+
+        def answers(check: Check) -> bool:
+            is_there = check.evidence is not Evidence.GONE or not is_missing
+            return check.verdict is not Verdict.UNKNOWN and is_there
+
         answered = takewhile(
-            lambda check: check.verdict is not Verdict.UNKNOWN and check.checked_at > given_up.at,
-            self.checks,
+            lambda check: answers(check) and check.checked_at > given_up.at, self.checks
         )
         return min((check.checked_at for check in answered), default=None)
 

@@ -12,7 +12,11 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres import Connection, Database, driver_errors, migrate
-from budget_recovery_dagster.errors import DatabaseError, DatabaseUnreachableError
+from budget_recovery_dagster.errors import (
+    DatabaseBusyError,
+    DatabaseError,
+    DatabaseUnreachableError,
+)
 from tests.waiting import wait_until
 
 PASSWORD = "hunter2secret"
@@ -178,7 +182,7 @@ def test_an_exception_rolls_back_a_writing_session(database: Database) -> None:
 def test_a_statement_timeout_is_reported_with_a_hint(database: Database) -> None:
     with pytest.raises(DatabaseError) as late, database.writing() as connection:
         connection.execute("set local statement_timeout = '10ms'; select pg_sleep(10)")
-    assert not isinstance(late.value, DatabaseUnreachableError)
+    assert isinstance(late.value, DatabaseBusyError)
     assert "pg_stat_activity" in late.value.hint
 
 
@@ -189,6 +193,7 @@ def test_a_lock_timeout_is_reported_with_a_hint(
         admin.execute("lock table budget_recovery.lease")
         with pytest.raises(DatabaseError) as late, database.writing() as connection:
             connection.execute("set local lock_timeout = '10ms'; select from budget_recovery.lease")
+    assert isinstance(late.value, DatabaseBusyError)
     assert "pg_locks" in late.value.hint
 
 

@@ -104,7 +104,8 @@ def test_a_captured_hour_is_not_captured_again(
         ("failed", "store_no_quorum"),
         ("failed", "store_lost"),
         ("failed", "database_unreachable"),
-        ("stored_in_part", "store_read"),
+        ("failed", "store_read"),
+        ("stored_in_part", "store_unreachable"),
     ],
 )
 def test_an_hour_whose_capture_failed_for_what_may_pass_is_requested_again(
@@ -135,6 +136,19 @@ def test_an_hour_whose_capture_needs_a_person_is_not_requested_again(
     assert tick.skip_message == (
         f"The capture of the hour {current_hour} failed, and would fail again: No server responds. "
         "Try: start it. Then run hourly_snapshot_job."
+    )
+
+
+def test_all_tenants_are_not_captured_again_because_some_cannot_be_read(
+    configured: Bucket, database: psycopg.Connection, filed: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    schedule_tick(filed, current_hour.start)
+    record_end(database, current_hour, "stored_in_part", "store_read")
+    tick = later_tick(filed, current_hour)
+    assert isinstance(tick, dg.SkipReason)
+    assert str(tick.skip_message).endswith(
+        " UTC, but 1 tenant failed: No server responds. "
+        "The next capture begins with the oldest snapshots."
     )
 
 

@@ -1,6 +1,7 @@
 """Runs of captures, tables and manual jobs without a worker: ended, so that others can start."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import dagster as dg
@@ -8,15 +9,16 @@ import psycopg
 import pytest
 from dagster import DagsterRunStatus
 
+from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.domain import CAPTURE_LEASE
 from budget_recovery_dagster.restore_runs import Location, RestoreRuns
 from budget_recovery_dagster.sensors import Deadline, end_silent_runs
 from budget_recovery_dagster.silent_runs import silent_runs
-from budget_recovery_dagster.wiring import opened_control_plane
+from budget_recovery_dagster.wiring import control_plane_on, opened_control_plane
 from tests import services
 from tests.integration.launched_runs import started_from, status_of
 from tests.integration.recovery_runs import skipped, supervise
-from tests.integration.timeless_store import SteppedClock, opened_at
+from tests.integration.timeless_store import LeapingClock, SteppedClock, opened_at
 from tests.nats_servers import Bucket
 
 OURS = Location("budget_recovery", "__repository__")
@@ -45,6 +47,11 @@ def supervised(instance: dg.DagsterInstance, url: str, at: datetime) -> list[str
         return end_silent_runs(runs, plane, Deadline(60))
 
 
+def store_event(instance: dg.DagsterInstance, run: dg.DagsterRun, at: datetime) -> None:
+    event = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name)
+    instance.report_dagster_event(event, run.run_id, timestamp=at.timestamp())
+
+
 def leave_lease(database: psycopg.Connection, run: dg.DagsterRun, expired: timedelta) -> None:
     """Leave the capture lease as a worker of the run that died, expired since so long."""
     database.execute(
@@ -59,10 +66,38 @@ def test_a_capture_whose_lease_has_expired_is_ended_after_a_minute(
 ) -> None:
     run = started_from(instance, OURS, CAPTURE)
     leave_lease(database, run, timedelta(seconds=30))
+    # For ten seconds its lease has been over for less than a minute, and then it was not silent.
     assert supervised(instance, database_url, now + timedelta(seconds=10)) == []
-    assert supervised(instance, database_url, now + timedelta(seconds=40)) == [
+    assert supervised(instance, database_url, now + timedelta(seconds=40)) == []
+    assert supervised(instance, database_url, now + timedelta(seconds=70)) == [
         f"Run {run.run_id[:8]} of {CAPTURE} has no worker any more: it is marked as ended."
     ]
+    assert status_of(instance, run) is FAILURE
+
+
+def test_a_run_that_goes_on_without_the_lease_that_it_could_not_release_is_not_ended(
+    now: datetime, instance: dg.DagsterInstance, database: psycopg.Connection, database_url: str
+) -> None:
+    run = started_from(instance, OURS, CAPTURE)
+    leave_lease(database, run, timedelta(hours=1))
+    later = now + timedelta(minutes=2)
+    store_event(instance, run, at=later - timedelta(seconds=30))
+    assert supervised(instance, database_url, later) == []
+    assert len(supervised(instance, database_url, later + timedelta(seconds=40))) == 1
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=1), -timedelta(hours=1)])
+def test_a_clock_of_the_database_that_is_wrong_ends_no_run_and_saves_none(
+    now: datetime, instance: dg.DagsterInstance, database_url: str, ahead: timedelta
+) -> None:
+    run = started_from(instance, OURS, CAPTURE)
+    for minutes, ended in ((4, 0), (6, 1)):
+        right = now + timedelta(minutes=minutes)
+        with Database(database_url, clock=SteppedClock(right + ahead)) as database:
+            plane = control_plane_on(database, services.present_settings().bucket)
+            plane = replace(plane, clock=LeapingClock(database, SteppedClock(right)))
+            runs = RestoreRuns(instance, OURS, plane.registry.claim().deployment_id)
+            assert len(end_silent_runs(runs, plane, Deadline(60))) == ended
     assert status_of(instance, run) is FAILURE
 
 
@@ -150,6 +185,7 @@ def test_a_tick_reports_the_runs_that_it_ends(
         services.definitions().resolve_job_def(CAPTURE), status=STARTED
     )
     leave_lease(database, run, timedelta(minutes=2))
+    store_event(instance, run, at=now - timedelta(minutes=2))
     assert skipped(supervise(instance)) == (
         "The store is HEALTHY. "
         f"Run {run.run_id[:8]} of {CAPTURE} has no worker any more: it is marked as ended."

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import CAPTURE_LEASE
+from budget_recovery_dagster.domain import CAPTURE_LEASE, RunOutcome
 from budget_recovery_dagster.services.falls import CaptureRequest, requested_capture
 from budget_recovery_dagster.services.restore import Recovered
 from tests.unit.manual_harness import ManualHarness, captured_manual_harness, failed_manual_harness
@@ -79,6 +79,22 @@ def test_resolve_has_seconds_to_capture_by_itself(harness: ManualHarness) -> Non
     # Its capture has failed, or its process has died.
     harness.clock.advance(10 * SECOND)
     assert is_requested(harness)
+
+
+def test_a_capture_that_failed_is_requested_again_with_another_key(harness: ManualHarness) -> None:
+    lose(harness).recover()
+    first = request_of(harness)
+    harness.clock.advance(SECOND)
+    harness.store.observe_failure = AWAY
+    captured = harness.capture("the requested run")
+    assert captured.result.outcome is RunOutcome.FAILED
+    harness.store.observe_failure = None
+    assert request_of(harness) == first
+    # Dagster launches nothing for a key that had a run.
+    harness.clock.advance(timedelta(minutes=10))
+    assert request_of(harness).key != first.key
+    harness.capture("the next run")
+    assert not is_requested(harness)
 
 
 def test_nothing_is_requested_while_a_capture_runs(harness: ManualHarness) -> None:

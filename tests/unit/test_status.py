@@ -773,6 +773,9 @@ def test_a_failed_store_that_answers_again_shows_since_when_and_how_to_finish() 
         failed_with("store_unreachable", unknown(1), check(11)),
         failed_with("store_unreachable", check(30), check(40)),
         failed_with("store_unreachable"),
+        failed_with(
+            "store_missing", replace(check(1), verdict=Verdict.LOST, evidence=Evidence.GONE)
+        ),
         # A check shows nothing about these.
         failed_with("attempt_failed", check(1)),
         failed_with(None, check(1)),

@@ -13,6 +13,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from budget_recovery_dagster.adapters.postgres.migrations import VERSIONS
 from budget_recovery_dagster.errors import (
+    DatabaseBusyError,
     DatabaseError,
     DatabaseUnreachableError,
     SchemaVersionError,
@@ -79,6 +80,8 @@ _POOLER_HINTS = {
     "statement pooling mode": "set PgBouncer's pool_mode to transaction or session.",
     "query_wait_timeout": "raise PgBouncer's pool size, or find what uses its server connections.",
 }
+# A deadlock, a lock that was not given in time, and the limit of a statement.
+_BUSY_STATES = frozenset({"40P01", "55P03", "57014"})
 # Connection errors, and a server that shuts down, has crashed or starts.
 _UNREACHABLE_STATES = ("08", "57P")
 
@@ -219,7 +222,8 @@ def as_database_error(error: psycopg.Error) -> DatabaseError:
     # The message of a standby that rejects the session's settings, with another code.
     if "read-write mode during recovery" in message:
         state = "25006"
-    return DatabaseError(
+    kind = DatabaseBusyError if state in _BUSY_STATES else DatabaseError
+    return kind(
         f"Error from the control-plane database: {message}.",
         _SQLSTATE_HINTS.get(state or "", _OTHER_HINT),
     )
