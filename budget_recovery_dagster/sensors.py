@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import dagster as dg
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.incident import Incident
+from budget_recovery_dagster.domain.incident import Incident, may_launch
 from budget_recovery_dagster.domain.supervision import (
     Decision,
     DeclareDead,
@@ -278,9 +278,10 @@ def _end(runs: RestoreRuns, plane: ControlPlane, run: RunSeen) -> Supervised:
         return Supervised(f"Run {run.short_id} is marked as succeeded. {fate.reason}")
     if incident is None or incident.ended is not None or incident.given_up is not None:
         return Supervised(f"Run {run.short_id} is marked as ended without success. {fate.reason}")
+    awaited = may_launch(plane.incidents.recovery(), plane.clock.now())
     return Supervised(
-        f"Run {run.short_id} is started but has no worker: it is marked as failed. The "
-        "next tick launches the restore again."
+        f"Run {run.short_id} is started but has no worker: it is marked as failed. "
+        f"{awaited or 'The next tick launches the restore again.'}"
     )
 
 

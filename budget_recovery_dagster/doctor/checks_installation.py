@@ -209,23 +209,26 @@ def _limited_pools(
     config: Mapping[str, Any], environment: Mapping[str, str], file: Path
 ) -> frozenset[str]:
     """Return those of this project's pools in which Dagster starts one run at a time."""
-    if _section(config, "concurrency", "pools").get("default_limit") == 1:
-        return _POOLS
+    default = _section(config, "concurrency", "pools").get("default_limit")
+    by_default = _POOLS if default == 1 else frozenset[str]()
     kind, settings = _storage_section(config)
     if kind != "postgres":
-        return frozenset()
+        return by_default
     import sqlalchemy  # noqa: PLC0415
     from sqlalchemy.exc import ProgrammingError  # noqa: PLC0415
     from sqlalchemy.pool import NullPool  # noqa: PLC0415
 
-    limited = 'select concurrency_key from concurrency_limits where "limit" = 1'
+    # A limit that is set for a pool overrides the default.
+    limits = 'select concurrency_key, "limit" from concurrency_limits'
     engine = sqlalchemy.create_engine(_url(settings, environment, file), poolclass=NullPool)
     try:
         with engine.connect() as connection:
-            return frozenset(connection.execute(sqlalchemy.text(limited)).scalars()) & _POOLS
+            rows = connection.execute(sqlalchemy.text(limits))
+            explicit = {row.concurrency_key: row.limit for row in rows}
+            return frozenset(pool for pool in _POOLS if explicit.get(pool, default) == 1)
     except ProgrammingError:
         # Dagster has not created its tables yet.
-        return frozenset()
+        return by_default
 
 
 def _section(config: Mapping[str, Any], *names: str) -> Mapping[str, Any]:

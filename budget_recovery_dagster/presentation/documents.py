@@ -170,23 +170,12 @@ def applied_json(applied: Applied) -> str:
     )
 
 
-_LOWER = 100
-
-
 def _held_more(others: Remainder) -> Mapping[str, Any]:
-    largest = sorted(others.lower, key=lambda each: each.rise, reverse=True)
     return {
-        "windows": len(largest),
+        "windows": len(others.lower),
         "counters": others.counters,
         "unread": others.unseen,
-        "largest": [
-            {
-                **_place(TenantWindow(each.tenant, each.of)),
-                "counters": len(each.entities),
-                "usage": each.rise,
-            }
-            for each in largest[:_LOWER]
-        ],
+        "largest": others.lower[:_LOWER],
     }
 
 

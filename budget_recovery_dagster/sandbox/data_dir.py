@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -107,12 +107,13 @@ def _require_ours(directory: Path) -> None:
 
 def _make_private(directory: Path) -> None:
     for path in directory.iterdir():
-        # A link is the operator's choice, and so is a directory of another owner.
-        with suppress(PermissionError):
-            if path.is_file() and not path.is_symlink():
-                path.chmod(_PRIVATE)
-            elif path.name in _DIRECTORIES and not path.is_symlink():
-                path.chmod(0o700)
+        # A link is the operator's choice, and so is what another account owns.
+        if path.is_symlink() or path.stat().st_uid != os.geteuid():
+            continue
+        if path.is_file():
+            path.chmod(_PRIVATE)
+        elif path.name in _DIRECTORIES:
+            path.chmod(0o700)
 
 
 @contextmanager

@@ -184,6 +184,12 @@ _POSTGRES = f"storage: {{postgres: {{postgres_url: {{env: {DAGSTER_URL}}}}}}}"
             {"pools": ["usage_tables"]},
         ),
         ("{}", {"usage_store": 1, "usage_tables": 1}, "ok", {"run_slots": 10}),
+        (
+            "{pools: {default_limit: 1}}",
+            {"usage_tables": 5},
+            "pools_not_limited",
+            {"pools": ["usage_tables"]},
+        ),
     ],
 )
 def test_the_run_slots_and_pools_of_dagster_are_checked(
