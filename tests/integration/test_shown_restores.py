@@ -14,6 +14,7 @@ import pytest
 from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.domain import RESTORE_LEASE, Hour
+from budget_recovery_dagster.restore_runs import show_once
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.integration.commands import PROGRAM, answer, page
@@ -248,6 +249,18 @@ def test_a_manual_run_that_died_before_it_showed_its_result_is_shown_once(
     for _ in range(2):
         tick(instance)
     assert [metadata["restore"] for metadata in materialized(instance)] == [run.run_id] * is_shown
+
+
+def test_a_manual_run_that_an_earlier_version_showed_is_not_shown_again(
+    lower: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    page(*OF_ACME)
+    job = services.definitions().resolve_job_def("manual_restore_job")
+    run = instance.create_run_for_job(job, status=DagsterRunStatus.SUCCESS)
+    database.execute("update budget_recovery.restore_audit set run_id = %s", (run.run_id,))
+    # Its event does not name the restore.
+    show_once(instance, run.run_id, dg.AssetMaterialization(RESTORED))
+    assert skipped(tick(instance)) == HEALTHY
 
 
 # Restores that are running, or died
