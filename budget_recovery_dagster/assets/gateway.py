@@ -49,8 +49,8 @@ restored_usage = dg.AssetSpec(
         "all retained snapshots, or in the chosen one.\n\n"
         "**Materializations** are restores that raised counters, with the usage of each budget "
         "before and after: those of runs, and those of the command `budget-recovery restore`, "
-        "which restore_supervisor_sensor adds within a minute. While Dagster is away, it can be "
-        "later; the last 24 hours are made up for. **Observations** are previews, and restores in "
-        "Dagster that raised nothing. The table budget_recovery.restore_audit has every restore."
+        "which restore_supervisor_sensor adds within a minute. If Dagster was away, it adds those "
+        "of the last 24 hours. **Observations** are previews, and restores in Dagster that raised "
+        "nothing. The table budget_recovery.restore_audit has every restore."
     ),
 )
