@@ -168,7 +168,8 @@ def test_records_that_a_crash_lost_in_the_middle_are_found(
     run_requested(instance, result)
     missing = status()["missing"]
     assert isinstance(missing, dict)
-    assert (missing["counters"], missing["usage"]) == (lost, str(2 * lost))
+    assert missing["counters"] == lost
+    assert [each["usage"] for each in missing["largest"]] == [str(2 * lost)]
 
 
 def test_each_further_fall_is_requested_once(
@@ -205,7 +206,7 @@ def test_a_purge_of_everything_is_open_until_it_is_restored(
         ("globex", 600, "900.0"),
         ("acme", 3, "117"),
     ]
-    assert (missing["windows"], missing["counters"], missing["usage"]) == (2, 603, "1017.0")
+    assert (missing["windows"], missing["counters"]) == (2, 603)
 
     for each in missing["largest"]:
         command = each["restore"].removeprefix("budget-recovery ").split()

@@ -188,7 +188,7 @@ def test_a_failure_of_the_tables_does_not_affect_snapshots_and_points(
     assert result.success
     assert not written.success
     assert failure_text(written).startswith(
-        f"Cannot use {tables} for tables (BUDGET_RECOVERY_TABLES_DIR): File exists."
+        f"Cannot use {tables} for tables (BUDGET_RECOVERY_TABLES_DIR): Not a directory."
         " No table was written; the snapshots are not affected. Try: "
     )
     assert metadata(result, "budget_usage_snapshots")["tenants_stored"] == 1
