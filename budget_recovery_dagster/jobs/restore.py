@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 import dagster as dg
+from dagster import DagsterRunStatus
 from pydantic import Field
 
 from budget_recovery_dagster.assets.gateway import restored_usage
@@ -136,6 +137,15 @@ def _terminated() -> dg.Failure:
     return dg.Failure("The run was terminated.", allow_retries=False)
 
 
+def _is_terminated(context: dg.OpExecutionContext) -> bool:
+    """Whether Dagster has asked the run to end: the interruption may have hit a cleanup."""
+    try:
+        run = context.instance.get_run_by_id(context.run.run_id)
+    except Exception:  # noqa: BLE001 - of any driver; the next attempt matters more
+        return False
+    return run is not None and run.status is DagsterRunStatus.CANCELING
+
+
 def _retry_or_fail(
     context: dg.OpExecutionContext, error: BudgetRecoveryError, control_plane: ControlPlaneResource
 ) -> NoReturn:
@@ -153,6 +163,8 @@ def _retry_or_fail(
             time.sleep(pause.total_seconds())
         except dg.DagsterExecutionInterruptedError as interrupted:
             raise _terminated() from interrupted
+    if _is_terminated(context):
+        raise _terminated() from error
     raise dg.RetryRequested(MAX_ATTEMPTS - 1, _MARGIN_SECONDS) from failure(
         error.message, error.hint
     )

@@ -63,11 +63,21 @@ def test_a_run_terminated_during_an_attempt_starts_no_further_attempt(
     assert usages(configured, "globex", "total", LIFETIME) == {}
 
 
+@pytest.mark.parametrize(
+    "is_interrupted",
+    [
+        True,
+        # It waits for a minute.
+        pytest.param(False, marks=pytest.mark.disaster),
+    ],
+)
 def test_a_run_terminated_between_attempts_starts_no_further_attempt(
     configured: Bucket,
     request_: dg.RunRequest,
     database: psycopg.Connection,
     tmp_path: Path,
+    *,
+    is_interrupted: bool,
 ) -> None:
     configured.destroy()
     configured.create()
@@ -87,8 +97,10 @@ def test_a_run_terminated_between_attempts_starts_no_further_attempt(
             wait_until(has_failed_once, seconds=60)
             (run,) = kept.get_runs()
             kept.report_run_canceling(run)
-            process.terminate()
-            assert process.wait(60) is not None
+            if is_interrupted:
+                process.terminate()
+            # At the latest, it finds that it is terminated before the next attempt, after a minute.
+            assert process.wait(100) is not None
         assert status_of(kept, run) is DagsterRunStatus.CANCELED
     assert incidents(database)[0]["attempts"] == 1
     assert state(database) == "recovering"
