@@ -14,11 +14,7 @@ from budget_recovery_dagster.assets.gateway import restored_usage
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.audits import MOST_AMOUNTS, ManualRestore
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
-from budget_recovery_dagster.domain.plan import (
-    EVERY_TENANT,
-    LATEST,
-    OF_THAT_NAME,
-)
+from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST, OF_THAT_NAME
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,

@@ -473,9 +473,7 @@ def _remainder(remainder: Remainder) -> Mapping[str, Any]:
 @_encoded.register
 def _lower(lower: LowerCounters) -> Mapping[str, Any]:
     return {
-        "tenant": lower.tenant,
-        "budget": lower.of.budget,
-        "window": lower.of.window.token,
+        **_place(TenantWindow(lower.tenant, lower.of)),
         "counters": len(lower.entities),
         "usage": lower.rise,
     }
@@ -561,9 +559,7 @@ def _window(window: WindowPreview) -> Mapping[str, Any]:
 @_encoded.register
 def _entry(entry: EntryPreview) -> Mapping[str, Any]:
     return {
-        "tenant": entry.tenant,
-        "budget": entry.of.budget,
-        "window": entry.of.window.token,
+        **_place(TenantWindow(entry.tenant, entry.of)),
         "entity": entry.entity,
         "live": entry.live,
         "recorded": entry.recorded,
@@ -578,9 +574,7 @@ def _entry(entry: EntryPreview) -> Mapping[str, Any]:
 @_encoded.register
 def _difference(difference: Difference) -> Mapping[str, Any]:
     return {
-        "tenant": difference.tenant,
-        "budget": difference.of.budget,
-        "window": difference.of.window.token,
+        **_place(TenantWindow(difference.tenant, difference.of)),
         "entity": difference.entity,
         "change": difference.change,
         "previewed": difference.previewed,

@@ -22,8 +22,6 @@ from budget_recovery_dagster.ports import ControlPlane, UsageStore
 
 # A sensor's tick has ten seconds for everything. Counts of 10,000 windows take about two.
 _COUNT_WITHIN = timedelta(seconds=3)
-_NEWEST_RUNS = 20
-_AGAIN_AFTER_SECONDS = 600
 _READ_WITHIN = timedelta(seconds=2)
 # They take two seconds; what is left is read by the next check, or covered by a capture.
 _MOST_CHANGES_READ = 50_000
@@ -32,6 +30,10 @@ _HOUR_ENDS = timedelta(minutes=1)
 # `resolve` captures by itself after it has closed the incident; it needs seconds to begin.
 _RESOLVE_CAPTURES_WITHIN = timedelta(seconds=10)
 _DIGEST_CHARACTERS = 16
+# If all of these failed, a requested capture stays due.
+_NEWEST_RUNS = 20
+# As often as the schedule tries an hour that failed, after the first ten minutes.
+_AGAIN_AFTER_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +151,11 @@ def _first_start(plane: ControlPlane) -> tuple[str, str] | None:
 
 
 def _newest_run_at(plane: ControlPlane) -> datetime:
-    """Return when the newest capture began; in the distant past if there is none."""
+    """Return when the newest capture began that has not failed; long ago if there is none."""
     never = datetime.min.replace(tzinfo=UTC)
     if runs := plane.reports.newest_runs(_NEWEST_RUNS):
         # One that failed has stored nothing.
-        taken = (run.started_at for run in runs if not run.has_failed)
-        began = next(taken, never)
+        began = next((run.started_at for run in runs if not run.has_failed), never)
         # The clock was ahead then, so nothing can follow from that time.
         return never if is_in_the_future(began, plane.clock.now()) else began
     # Captures before version 2 of the schema left only their snapshots.

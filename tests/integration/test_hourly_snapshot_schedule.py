@@ -72,6 +72,13 @@ def later_tick(filed: dg.DagsterInstance, hour: Hour) -> dg.RunRequest | dg.Skip
     return schedule_tick(filed, hour.start + timedelta(minutes=CAPTURE_MINUTES[1]))
 
 
+def skipped_later(filed: dg.DagsterInstance, hour: Hour) -> str:
+    """Return why a later tick of the hour requests no run."""
+    tick = later_tick(filed, hour)
+    assert isinstance(tick, dg.SkipReason)
+    return str(tick.skip_message)
+
+
 def record_end(database: psycopg.Connection, hour: Hour, outcome: str, code: str | None) -> None:
     """Record a run of the hour that ended so."""
     described = (code, "No server responds.", "start it.") if code else (None, None, None)
@@ -92,9 +99,7 @@ def test_a_captured_hour_is_not_captured_again(
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     assert run_job(filed, current_hour).success
-    tick = later_tick(filed, current_hour)
-    assert isinstance(tick, dg.SkipReason)
-    assert f"The hour {current_hour} was captured at " in str(tick.skip_message)
+    assert f"The hour {current_hour} was captured at " in skipped_later(filed, current_hour)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +136,7 @@ def test_an_hour_whose_capture_needs_a_person_is_not_requested_again(
 ) -> None:
     schedule_tick(filed, current_hour.start)
     record_end(database, current_hour, "failed", code)
-    tick = later_tick(filed, current_hour)
-    assert isinstance(tick, dg.SkipReason)
-    assert tick.skip_message == (
+    assert skipped_later(filed, current_hour) == (
         f"The capture of the hour {current_hour} failed, and would fail again: No server responds. "
         "Try: start it. Then run hourly_snapshot_job."
     )
@@ -144,9 +147,7 @@ def test_all_tenants_are_not_captured_again_because_some_cannot_be_read(
 ) -> None:
     schedule_tick(filed, current_hour.start)
     record_end(database, current_hour, "stored_in_part", "store_read")
-    tick = later_tick(filed, current_hour)
-    assert isinstance(tick, dg.SkipReason)
-    assert str(tick.skip_message).endswith(
+    assert skipped_later(filed, current_hour).endswith(
         " UTC, but 1 tenant failed: No server responds. "
         "The next capture begins with the oldest snapshots."
     )
@@ -157,9 +158,7 @@ def test_an_hour_of_which_a_part_needs_a_person_was_captured(
 ) -> None:
     schedule_tick(filed, current_hour.start)
     record_end(database, current_hour, "stored_in_part", "store_permission")
-    tick = later_tick(filed, current_hour)
-    assert isinstance(tick, dg.SkipReason)
-    said = str(tick.skip_message)
+    said = skipped_later(filed, current_hour)
     assert said.startswith(f"The hour {current_hour} was captured at ")
     assert said.endswith(
         " UTC, but 1 tenant failed, and would fail again: No server responds. "
@@ -174,9 +173,7 @@ def test_an_hour_that_is_being_captured_is_not_requested_again(
         opened_control_plane(services.present_settings()) as plane,
         plane.leases.hold(CAPTURE_LEASE, "run 1 on gw-7"),
     ):
-        tick = later_tick(filed, current_hour)
-    assert isinstance(tick, dg.SkipReason)
-    assert tick.skip_message == "The capture of run 1 on gw-7 is in progress."
+        assert skipped_later(filed, current_hour) == "The capture of run 1 on gw-7 is in progress."
 
 
 def test_an_hour_whose_run_died_is_requested_again(

@@ -368,23 +368,16 @@ select count(*) filter (where restored > 0), count(*) filter (where counted > 0)
        count(*) filter (where bound = 'unknown')
 from amounts
 """
-_BY_RESTORED = """
+_BY_AMOUNT: LiteralString = """
 select tenant, budget_id, window_token, restored, counted, bound, is_begun
 from amounts
-where restored > 0
-order by restored desc, tenant, budget_id, window_token
-limit %(count)s
-"""
-_BY_COUNTED = """
-select tenant, budget_id, window_token, restored, counted, bound, is_begun
-from amounts
-where counted > 0
-order by counted desc, tenant, budget_id, window_token
+where {0} > 0
+order by {0} desc, tenant, budget_id, window_token
 limit %(count)s
 """
 _AMOUNT_COUNTS = f"{_MERGED}{_AMOUNTS}{_COUNT_AMOUNTS}"
-_LARGEST_RESTORED = f"{_MERGED}{_AMOUNTS}{_BY_RESTORED}"
-_LARGEST_COUNTED = f"{_MERGED}{_AMOUNTS}{_BY_COUNTED}"
+_LARGEST_RESTORED = _MERGED + _AMOUNTS + _BY_AMOUNT.format("restored")
+_LARGEST_COUNTED = _MERGED + _AMOUNTS + _BY_AMOUNT.format("counted")
 # An automatic restore records its attempt before it audits anything.
 _MANUAL = """
 select run_id, min(at), min(who), min(why), min(incident_id),
