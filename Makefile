@@ -21,6 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests mostly wait for servers: in sequence they use half a core. So there are more workers than
 # cores. A worker gets whole files, which start their servers once. Files marked `slow` come first.
 AT_ONCE := -n 5 --dist loadscope --no-loadscope-reorder -m "not alone and not disaster"
+# Each disaster needs several servers and daemons, so fewer of them fit on one machine.
+SOME_AT_ONCE := -n 3 --dist load
 # Tests marked `alone` promise a short time, and run after the others. Without ARGS, only their
 # files are read.
 ALONE = $(shell grep -rl --include='*.py' 'pytest[.]mark[.]alone' tests)
@@ -42,8 +44,8 @@ test: .venv/.installed
 	$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) $(OR_NONE)
 
 test-disasters: .venv/.installed
-	$(BIN)/python -m pytest -m disaster $(ARGS)
-	EVERY_BORDER=1 $(BIN)/python -m pytest $(CRASHES) $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m disaster $(SOME_AT_ONCE) $(ARGS)
+	EVERY_BORDER=1 $(BIN)/python -m pytest $(CRASHES) $(SOME_AT_ONCE) $(ARGS) $(OR_NONE)
 
 check: .venv/.installed
 	$(BIN)/python -m ruff format --check .

@@ -16,7 +16,7 @@ from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.acceptance.deployment import Deployment, deployed, patient_gate
-from tests.integration.hung_servers import hung
+from tests.hung_servers import hung
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import usages
 from tests.nats_servers import Bucket

@@ -31,7 +31,7 @@ from tests.cluster.work_in_progress import (
     lose,
     restore_until_halfway,
 )
-from tests.integration.hung_servers import hung
+from tests.hung_servers import hung
 from tests.nats_cluster import Cluster
 from tests.waiting import wait_until
 

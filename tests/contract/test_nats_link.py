@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+import anyio
 import pytest
+from nats.aio.transport import TcpTransport
 
+from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.domain import StoreIdentity
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreUnreachableError
 from tests.contract.nats_scene import Scene, set_scene
+from tests.hung_servers import hung
 from tests.identities import identity_of
-from tests.nats_servers import prompt_failure_of, usages
+from tests.nats_servers import PATIENT, prompt_failure_of, usages
 
 
 @pytest.fixture
@@ -45,3 +50,28 @@ def test_a_closing_connection_is_not_used_again(scene: Scene) -> None:
         return info.identity
 
     assert scene.store._portal.call(ask_while_it_closes) == before
+
+
+def test_no_socket_stays_open_to_a_server_that_reads_nothing(
+    scene: Scene, nats_server: NatsServer
+) -> None:
+    async def send_more_than_the_socket_takes(store: NatsUsageStore) -> asyncio.StreamWriter:
+        link = await store._connection._usable_link()
+        transport = link._client._transport
+        assert isinstance(transport, TcpTransport)
+        writer = transport._io_writer
+        assert writer is not None
+        with anyio.move_on_after(1):
+            async with link.exchange() as exchange:
+                for _ in range(32):  # megabytes
+                    await exchange.send("unread", bytes(link._client.max_payload))
+        assert writer.transport.get_write_buffer_size() > 0
+        return writer
+
+    with ExitStack() as frozen:
+        with open_usage_store(nats_server.url, scene.bucket.name, timeouts=PATIENT) as store:
+            identity_of(store)
+            frozen.enter_context(hung(nats_server.pid))
+            writer = store._portal.call(send_more_than_the_socket_takes, store)
+            opened = writer.get_extra_info("socket")
+        assert opened.fileno() == -1

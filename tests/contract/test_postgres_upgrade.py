@@ -16,6 +16,7 @@ from budget_recovery_dagster.adapters.postgres.migrations import (
     v1_snapshots,
     v2,
     v3,
+    v4,
 )
 from budget_recovery_dagster.adapters.postgres.snapshots import PostgresSnapshots
 from budget_recovery_dagster.domain import NO_EXPIRY, Check, Evidence, IncidentAmounts, Verdict
@@ -104,6 +105,7 @@ VERSIONS = {
     "v1": (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS),
     "v2": v2.BLOCKS,
     "v3": v3.BLOCKS,
+    "v4": v4.BLOCKS,
 }
 
 
@@ -131,6 +133,7 @@ def test_versions_that_databases_may_have_are_not_edited() -> None:
         "v1": "1e694a94b98bacb5",
         "v2": "bc2f513871b00b77",
         "v3": "b6b6ad8d7b01b389",
+        "v4": "de87f88992ccda70",
     }
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.embedded import NatsServer, PostgresServer
+from tests.hung_servers import hung, hung_at_request
 from tests.integration.detection_records import assert_intact, store_checks, store_row
-from tests.integration.hung_servers import hung, hung_at_request
 from tests.integration.recovery_runs import check, incidents, state, verdict
 from tests.integration.unknown_ticks import (
     assert_recovered,

@@ -15,8 +15,8 @@ from budget_recovery_dagster.adapters.postgres import (
 )
 from budget_recovery_dagster.wiring import control_plane_on
 from tests import services
+from tests.hung_servers import hung, hung_at_request
 from tests.integration.detection_records import assert_intact, store_checks, store_row
-from tests.integration.hung_servers import hung, hung_at_request
 from tests.integration.own_store import BUCKET, OwnStore, opened_store
 from tests.integration.recovery_runs import check, incidents, requested, skipped, verdict
 from tests.integration.unknown_ticks import (

@@ -48,7 +48,8 @@ UNREADABLE_HEADERS = "Budget-Recovery-Unreadable-Headers"
 # The first line of a block of headers, and the names that the driver sends.
 _FIRST_LINE = "NATS/1.0"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
-# After a failed TLS handshake the driver waits forever for the connection to close.
+# After a failed TLS handshake, or if the server reads nothing, the driver waits forever for the
+# connection to close.
 _CLOSE_SECONDS = 0.5
 # Far below the driver's two minutes, so that a dead peer is detected in half a minute.
 _PING_SECONDS = 10
@@ -414,13 +415,15 @@ class Link:
             raise
 
     async def close(self) -> None:
-        """Close the connection; waiting calls fail."""
-        with (
-            anyio.move_on_after(_CLOSE_SECONDS, shield=True),
-            # An error here means that the server closed the connection first.
-            contextlib.suppress(OSError, errors.Error),
-        ):
-            await self._client.close()
+        """Close the connection; waiting calls fail, and what cannot be sent at once is lost."""
+        with anyio.CancelScope(shield=True):
+            with (
+                anyio.move_on_after(_CLOSE_SECONDS),
+                # An error here means that the server closed the connection first.
+                contextlib.suppress(OSError, errors.Error),
+            ):
+                await self._client.close()
+            await self._client.abort()
 
     @contextlib.asynccontextmanager
     async def exchange(self) -> AsyncIterator["Exchange"]:
@@ -675,7 +678,7 @@ class _Parser(parser.Parser):
 
 
 class _Client(Client):
-    """The driver, with four fixes."""
+    """The driver, with fixes."""
 
     def __init__(self, *, needs_tls: bool) -> None:
         super().__init__()
@@ -714,6 +717,15 @@ class _Client(Client):
         # The driver would send its ping before buffered data such as a subscription.
         await self._flush_pending(force_flush=True)
         await self.flush(seconds)
+
+    async def abort(self) -> None:
+        """Close the socket, also if the server does not read what was sent."""
+        # The driver would wait for that, and if it is interrupted then, leave the socket open.
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+            # The event loop closes the socket in its next step.
+            await asyncio.sleep(0)
 
     def when_read_task_ends(self, callback: Callable[[], None]) -> None:
         """Call back when the driver stops reading, whatever the reason."""
