@@ -14,12 +14,10 @@ import anyio
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats.codec import StoredValue
-from budget_recovery_dagster.adapters.nats.connection import (
+from budget_recovery_dagster.adapters.nats.connection import Link, NatsConnection, Timeouts
+from budget_recovery_dagster.adapters.nats.driver import (
     UNREADABLE_HEADERS,
     HeaderLines,
-    Link,
-    NatsConnection,
-    Timeouts,
     parse_headers,
     size_of,
 )

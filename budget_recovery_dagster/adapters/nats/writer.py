@@ -28,7 +28,8 @@ from budget_recovery_dagster.adapters.nats.codec import (
     ttl_of_new_key,
     usage_in,
 )
-from budget_recovery_dagster.adapters.nats.connection import Exchange, HeaderLines
+from budget_recovery_dagster.adapters.nats.connection import Exchange
+from budget_recovery_dagster.adapters.nats.driver import HeaderLines
 from budget_recovery_dagster.adapters.nats.reader import Board, BoardEntry, read_board
 from budget_recovery_dagster.adapters.nats.stream import (
     NEVER_WRITTEN,
