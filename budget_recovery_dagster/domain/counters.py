@@ -319,19 +319,26 @@ def hash_expiries(expiries: Expiries) -> bytes:
 
 
 def exact_sum(usages: Iterable[Decimal]) -> Decimal:
-    """Add usages exactly; the sum has no exponent.
+    """Add usages exactly; the sum has no exponent and no trailing zeros, as ``parse_usage``.
 
     Only ``budget_usage`` adds up counters: each request counts in several budgets and windows.
     """
     total = Decimal(0)
     for usage in usages:
         total = _EXACT_SUMS.add(total, usage)
-    return total
+    return _shortened(total)
 
 
 def exact_difference(usage: Decimal, less: Decimal) -> Decimal:
-    """Subtract a usage from another exactly."""
-    return _EXACT_SUMS.subtract(usage, less)
+    """Subtract a usage from another exactly; the result has the form of ``exact_sum``."""
+    return _shortened(_EXACT_SUMS.subtract(usage, less))
+
+
+def _shortened(number: Decimal) -> Decimal:
+    # 0.5 and 0.10 add up to 0.60, which looks more precise than the 0.6 of another window.
+    if number == number.to_integral_value():
+        return number.quantize(Decimal(1), context=_EXACT_SUMS)
+    return number.normalize(_EXACT_SUMS)
 
 
 def increased(usage: Decimal, by: Decimal) -> Decimal:

@@ -17,6 +17,7 @@ from budget_recovery_dagster.domain import (
     exact_sum,
     format_usage,
 )
+from budget_recovery_dagster.domain.counters import exact_difference
 from budget_recovery_dagster.presentation import figures, window_lines
 from budget_recovery_dagster.presentation.text import acceptance_lines, change_figures
 from budget_recovery_dagster.services.restore import Acceptance
@@ -28,6 +29,30 @@ def test_sums_are_exact_beyond_the_digits_of_one_usage() -> None:
     total = exact_sum([largest] * 11)
     assert format_usage(total) == "1099999999999999999999.999999999999999989"
     assert exact_sum([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("usages", "total", "difference"),
+    [
+        (("0.5", "0.10"), "0.6", "0.4"),
+        (("0.893611", "0.000000"), "0.893611", "0.893611"),
+        (("99.5", "0.5"), "100", "99"),
+        (("100", "0"), "100", "100"),
+        (("1E+2", "1E+2"), "200", "0"),
+        (("2.50", "2.5"), "5", "0"),
+        (
+            ("99999999999999999999.000000000000000001", "1"),
+            "100000000000000000000.000000000000000001",
+            "99999999999999999998.000000000000000001",
+        ),
+    ],
+)
+def test_sums_and_differences_are_written_with_the_digits_that_they_need(
+    usages: tuple[str, str], total: str, difference: str
+) -> None:
+    first, second = map(Decimal, usages)
+    assert str(exact_sum((first, second))) == total
+    assert str(exact_difference(first, second)) == difference
 
 
 def test_the_usage_of_a_budget_is_its_aggregate_or_the_sum_of_its_entities() -> None:
