@@ -780,7 +780,11 @@ class UsageStore(Protocol):
         """Count the keys of counters in budgets and windows, delete marks included.
 
         ``wanted`` has about how many keys each has: large ones are counted in another way, which
-        does not delay the gateway's writes. Those that cannot be counted in time are left out.
+        does not delay the gateway's writes. Those that cannot be counted, or not in time, are left
+        out.
+
+        Raises:
+            StoreError: nothing was counted, or the connection leads to another store.
         """
 
     def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:

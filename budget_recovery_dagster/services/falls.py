@@ -17,7 +17,7 @@ from budget_recovery_dagster.domain.incident import Incident, Outcome
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future
 from budget_recovery_dagster.domain.verdict import Observation
 from budget_recovery_dagster.domain.windows import Hour
-from budget_recovery_dagster.errors import StoreError
+from budget_recovery_dagster.errors import StoreError, StoreReadError
 from budget_recovery_dagster.ports import ControlPlane, UsageStore
 
 # A sensor's tick has ten seconds for everything. Counts of 10,000 windows take about two.
@@ -210,7 +210,19 @@ def _count(plane: ControlPlane, store: UsageStore, seen: Observation) -> StoreEr
     }
     changed = {each: count for each, count in after.items() if not count.equals(each)}
     plane.falls.record_counts({each: each for each in known} | changed, until=deletions.until)
-    return failure
+    return failure or _not_counted([each.at for each in known if each.at not in keys], len(known))
+
+
+def _not_counted(unknown: Sequence[TenantWindow], known: int) -> StoreError | None:
+    """Return what to report about windows whose count is unknown; None: all were counted."""
+    if not unknown:
+        return None
+    first = unknown[0]
+    return StoreReadError(
+        f"The keys of {len(unknown)} of {known} windows were not counted, such as tenant"
+        f" {first.tenant!r}, {first.of}.",
+        "check the load of the NATS servers; the next check counts them again.",
+    )
 
 
 def _read_deletions(store: UsageStore, after: int) -> tuple[Deletions, StoreError | None]:

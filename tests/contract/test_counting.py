@@ -1,13 +1,15 @@
 """Counts of keys and deletions, and the bucket's configuration, in memory and on NATS."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats import open_usage_store
+from budget_recovery_dagster.adapters.nats import NatsUsageStore, Timeouts, open_usage_store
 from budget_recovery_dagster.domain import BudgetWindow, TenantWindow, Window
 from budget_recovery_dagster.embedded import NatsServer
-from budget_recovery_dagster.errors import StoreReadError
+from budget_recovery_dagster.errors import StoreReadError, StoreUnreachableError
 from tests.contract.usage_stores import UGLY_NAMES, Subject
 from tests.nats_servers import Bucket, DisturbedNetwork
 
@@ -85,6 +87,61 @@ def test_a_large_window_is_counted_without_a_list_of_its_names(subject: Subject)
         wanted = {at("a", "x"): expected, at("a", "y"): 1, at("b", "x"): 10**6}
         counts = subject.store.count_keys(wanted, within=SOON)
         assert counts == dict(zip(wanted, (2, 0, 0), strict=True))
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_failed_count_of_one_large_window_discards_no_other_count(
+    nats_server: NatsServer, lost: int
+) -> None:
+    small, large = [at("a", "x"), at("b", "x")], [at("c", "x"), at("d", "x")]
+    with counted_through(nats_server.url, b"$JS.API.CONSUMER.CREATE.") as (network, store):
+        network.before_request = lambda number: number != lost
+        wanted = dict.fromkeys(small, 1) | dict.fromkeys(large, 10**6)
+        counts = store.count_keys(wanted, within=SOON)
+        # Unknown is left out; it is neither zero nor an error of all.
+        assert counts == dict.fromkeys([*small, large[2 - lost]], 2)
+        network.before_request = lambda _: False
+        with pytest.raises(StoreUnreachableError):
+            store.count_keys(dict.fromkeys(large, 10**6), within=SOON)
+
+
+def test_a_failed_count_of_one_small_window_discards_no_other_count(
+    nats_server: NatsServer,
+) -> None:
+    wanted = [at(tenant, "x") for tenant in "abcd"]
+    with counted_through(nats_server.url, b"$JS.API.STREAM.INFO.") as (network, store):
+        unreadable: list[bytes] = []
+
+        def spoil_once(answer: bytes) -> bytes:
+            if b'"total":2' not in answer or unreadable:
+                return answer
+            unreadable.append(answer)
+            return answer.replace(b'"created":', b'"creator":', 1)
+
+        network.rewrite = spoil_once
+        counts = store.count_keys(dict.fromkeys(wanted, 1), within=SOON)
+        assert set(counts.values()) == {2}
+        assert len(counts) == len(wanted) - 1
+        network.rewrite = lambda answer: answer.replace(b'"created":', b'"creator":')
+        with pytest.raises(StoreReadError, match="Unexpected JetStream response"):
+            store.count_keys(dict.fromkeys(wanted, 1), within=SOON)
+
+
+@contextmanager
+def counted_through(url: str, watched: bytes) -> Iterator[tuple[DisturbedNetwork, NatsUsageStore]]:
+    """Provide a bucket with two counters of each tenant, behind a network that a test disturbs."""
+    with (
+        Bucket.connected(url, "failing-counts") as bucket,
+        DisturbedNetwork(url, watched) as network,
+    ):
+        bucket.create()
+        for tenant in "abcd":
+            for entity in ("u1", "u2"):
+                bucket.put(f"usage.{tenant}.x.2026-11.{entity}", b"1")
+        timeouts = Timeouts(answer=2)
+        with open_usage_store(network.url, bucket.name, timeouts=timeouts) as store:
+            yield network, store
+        bucket.destroy()
 
 
 def test_many_windows_are_counted_at_once(subject: Subject) -> None:

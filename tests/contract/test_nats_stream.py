@@ -45,6 +45,40 @@ def test_no_tenant_is_missed_if_keys_are_purged_during_the_listing(scene: Scene,
     assert len(scene.store.reader(COUNTERS).list_tenants().tenants) >= 12_000
 
 
+def test_a_key_that_arrives_twice_does_not_stand_for_one_that_is_missing(scene: Scene) -> None:
+    scene.bucket.put_many({f"usage.a.b.2026-11.{n:05}": b"1" for n in range(consumers.BATCH)})
+    scene.bucket.put("usage.hidden.b.2026-11.e", b"1")
+    frame = re.compile(rb"HMSG [^ ]+\.usage\.hidden\.[^\r]+\r\nNATS/1\.0\r\n[^\r]+\r\n\r\n\r\n")
+    lost: list[bytes] = []
+
+    def overwrite(number: int) -> None:
+        # It has arrived with the first pull, and arrives again with the second one.
+        if number == 2:
+            scene.bucket.put("usage.a.b.2026-11.00000", b"2")
+
+    def lose_once(answer: bytes) -> bytes:
+        lost.extend(frame.findall(answer) if not lost else ())
+        return frame.sub(b"", answer) if lost and lost[0] in answer else answer
+
+    scene.network.before_request, scene.network.rewrite = overwrite, lose_once
+    assert scene.store.reader(COUNTERS).list_tenants().tenants == {"a", "hidden"}
+    assert len(lost) == 1
+
+
+def test_keys_that_are_overwritten_during_a_listing_cause_no_second_one(scene: Scene) -> None:
+    keys = [f"usage.a.b.2026-11.{n:05}" for n in range(consumers.BATCH + 200)]
+    scene.bucket.put_many(dict.fromkeys(keys, b"1"))
+
+    def overwrite(number: int) -> None:
+        # Of these, one half has arrived before, and the other one has not.
+        if number == 2:
+            scene.bucket.put_many(dict.fromkeys(keys[-400:], b"2"))
+
+    scene.network.before_request = overwrite
+    assert scene.store.reader(COUNTERS).list_tenants().tenants == {"a"}
+    assert scene.network.requests == 2
+
+
 def test_keys_that_vanish_during_each_listing_are_not_waited_for(scene: Scene) -> None:
     scene.bucket.put_many({f"usage.a.b.2026-11.{number}": b"1" for number in range(12_000)})
     scene.network.before_request = lambda number: purge_one_of(scene, number)

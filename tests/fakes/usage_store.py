@@ -193,7 +193,7 @@ class MemoryUsageStore:
     - ``max_messages`` and ``max_bytes`` are limits; a full store deletes its oldest keys. Not
       ``supports_ttl``: keys have no TTL of their own;
     - ``settings`` are the settings of the bucket; ``count_failure`` is raised by counts of keys,
-      and ``deletion_failure`` by reads of deletions;
+      which leave out those in ``uncounted``, and ``deletion_failure`` by reads of deletions;
     - ``max_value`` is the maximum size of a counter or leaderboard in bytes;
     - ``write_failures`` are raised instead of the writes of counters and leaderboards with these
       numbers, from 1; ``writes`` counts the tried ones. A StoreWriteError is a refusal for a
@@ -217,6 +217,7 @@ class MemoryUsageStore:
         self.before_write: Callable[[str], None] | None = None
         self.settings: dict[str, str] = {"max_age": "unlimited", "discard": "new"}
         self.count_failure: StoreError | None = None
+        self.uncounted: frozenset[TenantWindow] = frozenset()
         self.deletion_failure: StoreError | None = None
         self.max_value: int | None = None
         self.max_messages: int | None = None
@@ -336,7 +337,7 @@ class MemoryUsageStore:
         assert within > timedelta(0)
         self._answer(self.count_failure)
         counts = {}
-        for each in wanted:
+        for each in wanted.keys() - self.uncounted:
             prefix = window_filter(each.tenant, each.of).removesuffix("*")
             found = self._under(prefix)
             counts[each] = sum("." not in key.removeprefix(prefix) for key in found)

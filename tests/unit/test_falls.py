@@ -107,6 +107,26 @@ def test_a_store_that_cannot_be_counted_is_intact_all_the_same(harness: Harness)
     assert gone(checked(harness)) == {SPEND: 3}
 
 
+def test_a_window_that_was_not_counted_is_unknown_and_the_others_are_compared(
+    harness: Harness,
+) -> None:
+    other = TenantWindow("b", SPEND.of)
+    harness.store.uncounted = frozenset({SPEND})
+    harness.store.purge("usage.")
+    result = checked(harness)
+    assert gone(result) == {other: 1}
+    assert (
+        "were not searched for: The keys of 1 of 2 windows were not counted, such as tenant 'a', "
+        "spend lifetime."
+    ) in result.check.reason
+    assert "counts them again" in result.hint
+    # Its last count is kept until the next one.
+    harness.store.uncounted = frozenset()
+    result = checked(harness)
+    assert gone(result) == {SPEND: 3, other: 1}
+    assert "not counted" not in result.check.reason
+
+
 def test_deletions_that_could_not_be_read_are_read_by_the_next_check(harness: Harness) -> None:
     harness.store.remove("usage.a.spend.lifetime.x")
     read = harness.store.deletion_failure = StoreReadError("Too slow.", "check the load.")

@@ -7,6 +7,7 @@ reports both, so that an unlisted entity is not reported as missing.
 
 import contextlib
 import logging
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -64,7 +65,12 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.falls import Deletions, TenantWindow
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantListing, TenantReading
-from budget_recovery_dagster.errors import StoreError, StorePermissionError, StoreReadError
+from budget_recovery_dagster.errors import (
+    StoreChangedError,
+    StoreError,
+    StorePermissionError,
+    StoreReadError,
+)
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -473,32 +479,77 @@ async def _list_once(stream: BucketStream, found: TenantsFound) -> bool:
     info = await stream.info()
     delivers = {**_newest_of_all(info), "headers_only": True}
     skipped = len(stream.subject_prefix)
-    drain = Drain(stream, lambda message: found.add(message.subject[skipped:]))
+    arrived = _ArrivedKeys(info.identity.last_sequence)
+
+    def add(message: Msg) -> None:
+        found.add(message.subject[skipped:])
+        arrived.add(message)
+
     async with opened_consumer(stream, f"{found.first}.>", info.leader, delivers) as consumer:
-        await drain.run(consumer.name)
-    return drain.received >= consumer.pending
+        await Drain(stream, add).run(consumer.name)
+    return arrived.count() >= consumer.pending
+
+
+class _ArrivedKeys:
+    """How many keys have arrived: one that is overwritten meanwhile arrives again, and counts once.
+
+    A key that is new since the announcement counts as well: it looks like one that was overwritten
+    before it arrived. No name is kept, because there may be millions; equal hashes of different
+    keys would only cause one more listing.
+    """
+
+    def __init__(self, until: int) -> None:
+        # Up to the sequence before the announcement, each key arrives once.
+        self._until = until
+        self._before = array("q")
+        self._after: set[int] = set()
+
+    def add(self, message: Msg) -> None:
+        """Count the key of a message."""
+        sequence, _ = sequence_and_time(message.reply)
+        key = hash(message.subject)
+        if sequence <= self._until:
+            self._before.append(key)
+        else:
+            self._after.add(key)
+
+    def count(self) -> int:
+        """Return how many different keys have arrived."""
+        again = self._after.intersection(self._before) if self._after else ()
+        return len(self._before) + len(self._after) - len(again)
 
 
 async def count_keys(
     stream: BucketStream, filters: Mapping[str, int], *, within: float
 ) -> dict[str, int]:
-    """Count the keys that match each filter, deleted ones included; those not in time are left out.
+    """Count the keys that match each filter, deleted ones included.
 
-    ``filters`` has the keys that each is expected to match.
+    Those not in time, and those whose own count fails, are left out. ``filters`` has the keys that
+    each is expected to match.
 
     Raises:
-        StoreUnreachableError: nothing was counted.
-        StoreError: as ``BucketStream.ask``.
+        StoreChangedError: the connection leads to another store.
+        StoreUnreachableError: nothing was counted in time.
+        StoreError: as ``BucketStream.ask``; nothing was counted.
     """
     started = anyio.current_time()
     small = [each for each, expected in filters.items() if expected < _COUNTED_BY_NAME]
     counts = dict(zip(small, await stream.count_matching(small, within=within), strict=True))
     left = within - (anyio.current_time() - started)
+    failure: StoreError | None = None
     with anyio.move_on_after(left):
-        for each in filters:
-            if each not in counts:
+        for each in [each for each in filters if each not in counts]:
+            try:
                 counts[each] = await _count_pending(stream, each, within=left)
-    return {each: count for each, count in counts.items() if count is not None}
+            except StoreChangedError:
+                raise
+            except StoreError as error:
+                _log.warning("Could not count the keys of %s: %s", each, error)
+                failure = error
+    found = {each: count for each, count in counts.items() if count is not None}
+    if failure is not None and not found:
+        raise failure
+    return found
 
 
 async def _count_pending(stream: BucketStream, key_filter: str, *, within: float) -> int | None:

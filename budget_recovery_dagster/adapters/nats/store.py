@@ -242,7 +242,7 @@ class NatsUsageStore:
     def count_keys(
         self, wanted: Mapping[TenantWindow, int], *, within: timedelta
     ) -> Mapping[TenantWindow, int]:
-        """Count the keys of counters, delete marks included; those not in time are left out."""
+        """Count the keys of counters, delete marks included; leave out what cannot be counted."""
         windows = {window_filter(*each): each for each in wanted}
         filters = {key_filter: wanted[each] for key_filter, each in windows.items()}
 

@@ -306,32 +306,44 @@ class BucketStream:
     async def count_matching(self, filters: Sequence[str], *, within: float) -> list[int | None]:
         """Request the number of keys that match each filter, deleted ones included.
 
-        None: not counted in time.
+        None: not counted in time, or this count failed.
 
         Raises:
-            StoreUnreachableError: nothing was counted.
-            StoreError: as ``ask``.
+            StoreChangedError: the connection leads to another store, whose counts are no answer.
+            StoreUnreachableError: nothing was counted in time.
+            StoreError: as ``ask``; nothing was counted.
         """
         counts: list[int | None] = [None] * len(filters)
         left, waiting = iter(enumerate(filters)), dict[str, int]()
-        async with self.connection.exchange() as exchange:
-            with anyio.move_on_after(within):
-                while True:
-                    for number, each in islice(left, _COUNTS_IN_FLIGHT - len(waiting)):
-                        subject, payload = self._count_request(each)
-                        waiting[await exchange.send(subject, payload)] = number
-                    if not waiting:
-                        break
-                    for message in await exchange.receive():
-                        response = self._response_in(message)
-                        number = waiting.pop(message.subject)
-                        counts[number] = self._parse_info(response).subject_count
+        failure: StoreError | None = None
+        try:
+            async with self.connection.exchange() as exchange:
+                with anyio.move_on_after(within):
+                    while True:
+                        for number, each in islice(left, _COUNTS_IN_FLIGHT - len(waiting)):
+                            subject, payload = self._count_request(each)
+                            waiting[await exchange.send(subject, payload)] = number
+                        if not waiting:
+                            break
+                        for message in await exchange.receive():
+                            number = waiting.pop(message.subject)
+                            try:
+                                counts[number] = self._count_in(message)
+                            except StoreError as error:
+                                failure = error
+        except StoreChangedError:
+            raise
+        except StoreError as error:
+            failure = error
         if filters and not any(count is not None for count in counts):
-            raise StoreUnreachableError(
+            raise failure or StoreUnreachableError(
                 f"The bucket {self.bucket} did not count its keys within {within:g} s.",
                 "check the NATS servers and the leader of the bucket's stream.",
             )
         return counts
+
+    def _count_in(self, message: Msg) -> int:
+        return self._parse_info(self._response_in(message)).subject_count
 
     def _count_request(self, subject_filter: str) -> tuple[str, bytes]:
         request = {
