@@ -65,6 +65,14 @@ def location_of(context: dg.SensorEvaluationContext) -> Location | None:
     return Location(origin.location_name, context.repository_name)
 
 
+def location_of_run(run: dg.DagsterRun) -> Location | None:
+    """Return where the job of a run is defined; None if it was launched without a location."""
+    if run.remote_job_origin is None:
+        return None
+    repository = run.remote_job_origin.repository_origin
+    return Location(repository.code_location_origin.location_name, repository.repository_name)
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreRuns:
     """The runs of one installation: of its ``location``, for the store of ``deployment_id``.
@@ -153,11 +161,10 @@ class RestoreRuns:
         deployment = run.tags.get(DEPLOYMENT_TAG)
         if deployment not in (None, self.deployment_id):
             return False
-        if run.remote_job_origin is None:
+        location = location_of_run(run)
+        if location is None:
             return self.location is None or deployment is not None
-        repository = run.remote_job_origin.repository_origin
-        name = repository.code_location_origin.location_name
-        return self.location == Location(name, repository.repository_name)
+        return self.location == location
 
     def _seen(self, record: dg.RunRecord) -> RunSeen:
         run = record.dagster_run

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import dagster as dg
-from dagster import DagsterEventType, DagsterRunStatus
+from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.assets.budget_usage_snapshots import (
     CAPTURE_MINUTES,
@@ -18,7 +18,7 @@ from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.resources import ControlPlaneParam, is_dry_run
-from budget_recovery_dagster.restore_runs import DEPLOYMENT_TAG
+from budget_recovery_dagster.restore_runs import DEPLOYMENT_TAG, location_of, location_of_run
 from budget_recovery_dagster.services.restore.report import counted
 
 _ASSETS = ("budget_usage_snapshots", "recovery_points")
@@ -55,30 +55,57 @@ tenant_tables_job = dg.define_asset_job(
 )
 
 
-@dg.run_status_sensor(
-    run_status=DagsterRunStatus.SUCCESS,
-    monitored_jobs=[hourly_snapshot_job],
-    request_job=tenant_tables_job,
+# More captures than a daemon misses that is away for hours; the next tick goes on after them.
+_MOST_AT_ONCE = 25
+
+
+@dg.sensor(
+    job=tenant_tables_job,
+    minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description=(
-        "Launches tenant_tables_job for the hour of a run of hourly_snapshot_job that stored or "
-        "verified snapshots."
+        "Launches tenant_tables_job for each hour of which a run of hourly_snapshot_job stored or "
+        "verified snapshots, whether or not a later step of this run fails."
     ),
 )
-def tenant_tables_sensor(
-    context: dg.RunStatusSensorContext,
-) -> dg.RunRequest | dg.SkipReason:
-    """Request the tables of a captured hour; skip if the run ended without a snapshot."""
-    run = context.dagster_run
-    stored = context.instance.get_records_for_run(
-        run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION
+def tenant_tables_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+    """Request the tables of each hour that was captured since the last tick.
+
+    The cursor is the number of the last event that was seen. It moves only with the requests, and
+    Dagster launches a run once for each capture, so none is missed, and none is launched twice.
+    """
+    after = _event_in(context.cursor)
+    # At the first tick only the newest one: the hours before it may be past retention.
+    events = context.instance.fetch_materializations(
+        dg.AssetRecordsFilter(dg.AssetKey("budget_usage_snapshots"), after_storage_id=after),
+        limit=1 if after is None else _MOST_AT_ONCE,
+        ascending=after is not None,
     ).records
-    captured = dg.AssetKey("budget_usage_snapshots")
-    if not any(record.asset_key == captured for record in stored):
-        return dg.SkipReason(f"Run {run.run_id[:8]} has stored no snapshot.")
+    seen = max((event.storage_id for event in events), default=after or 0)
+    requests = [each for event in events if (each := _tables_of(context, event)) is not None]
+    if not requests:
+        return dg.SensorResult(skip_reason="No snapshot since the last tick.", cursor=str(seen))
+    return dg.SensorResult(run_requests=requests, cursor=str(seen))
+
+
+def _event_in(cursor: str | None) -> int | None:
+    """Return the number in a cursor; None if it has none, as that of an earlier version."""
+    return int(cursor) if cursor is not None and cursor.isdecimal() else None
+
+
+def _tables_of(
+    context: dg.SensorEvaluationContext, event: dg.EventLogRecord
+) -> dg.RunRequest | None:
+    """Return the request for the tables of a captured hour; None if another run captured it."""
+    run = context.instance.get_run_by_id(event.run_id)
+    # An asset of another location can have the same name.
+    if run is None or location_of_run(run) != location_of(context):
+        return None
+    if run.job_name != hourly_snapshot_job.name or event.partition_key is None:
+        return None
     return dg.RunRequest(
         run_key=run.run_id,
-        partition_key=run.tags[PARTITION_TAG],
+        partition_key=event.partition_key,
         tags={name: value for name, value in run.tags.items() if name == DEPLOYMENT_TAG},
     )
 

@@ -1,7 +1,8 @@
 """Tables and recovery points on real servers, run by Dagster in this process."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -18,8 +19,10 @@ from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.jobs.snapshots import tenant_tables_sensor
 from budget_recovery_dagster.presentation.metadata import duration
+from budget_recovery_dagster.restore_runs import Location, show_once
 from tests import services
 from tests.free_ports import unused_port
+from tests.integration.launched_runs import started_from
 from tests.integration.snapshot_job import capture_at, checks, details, failure_text, run_job
 from tests.nats_servers import Bucket
 
@@ -49,18 +52,16 @@ def run_both(
 
 
 def requested_tables(
-    instance: dg.DagsterInstance, captured: dg.ExecuteInProcessResult
-) -> dg.RunRequest | dg.SkipReason:
-    """Return what tenant_tables_sensor answers to the end of a capture's run."""
-    context = dg.build_run_status_sensor_context(
-        sensor_name=tenant_tables_sensor.name,
-        dagster_event=captured.get_run_success_event(),
-        dagster_instance=instance,
-        dagster_run=captured.dagster_run,
+    instance: dg.DagsterInstance, cursor: str | None = None
+) -> tuple[list[dg.RunRequest], str]:
+    """Return what a tick of tenant_tables_sensor requests, and its cursor."""
+    context = dg.build_sensor_context(
+        instance=instance, cursor=cursor, sensor_name=tenant_tables_sensor.name
     )
     answer = tenant_tables_sensor(context)
-    assert isinstance(answer, dg.RunRequest | dg.SkipReason)
-    return answer
+    assert isinstance(answer, dg.SensorResult)
+    assert answer.cursor is not None
+    return [*(answer.run_requests or [])], answer.cursor
 
 
 def metadata(result: dg.ExecuteInProcessResult, asset: str) -> Mapping[str, Any]:
@@ -230,6 +231,7 @@ def test_points_are_skipped_and_no_tables_requested_while_captures_are_paused(
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     run_both(instance, current_hour)
+    _, cursor = requested_tables(instance)
     written = files(tables)
     assert written
     database.execute("update budget_recovery.store set state = 'recovering'")
@@ -239,7 +241,7 @@ def test_points_are_skipped_and_no_tables_requested_while_captures_are_paused(
     assert result.success
     skipped = {event.step_key for event in result.all_events if event.is_step_skipped}
     assert {POINTS, "recovery_points_recovery_point_age"} <= skipped
-    assert isinstance(requested_tables(instance, result), dg.SkipReason)
+    assert requested_tables(instance, cursor) == ([], cursor)
     assert result.get_asset_materialization_events() == []
     assert files(tables) == written
     # A success, but no capture: the list of runs and the page of the asset show that.
@@ -435,10 +437,67 @@ def test_the_tables_of_a_captured_hour_are_requested_once(
     configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
+    _, nothing_yet = requested_tables(instance)
     captured = run_job(instance, current_hour)
-    request = requested_tables(instance, captured)
-    assert isinstance(request, dg.RunRequest)
+    (request,), cursor = requested_tables(instance, nothing_yet)
     assert (request.partition_key, request.run_key) == (current_hour.key, captured.run_id)
+    assert requested_tables(instance, cursor) == ([], cursor)
+    # A cursor of an earlier version, or one that a person edited: the run key launches it once.
+    for unknown in (None, '{"record_id": 7, "__class__": "RunStatusSensorCursor"}'):
+        assert requested_tables(instance, unknown) == ([request], cursor)
+
+
+@contextmanager
+def without_records_after_a_capture(database: psycopg.Connection) -> Iterator[None]:
+    """Take the table of records away as soon as a capture has ended, as an administrator might."""
+    database.execute(
+        "create function take_away() returns trigger language plpgsql security definer as $$begin "
+        "alter table budget_recovery.budget_record rename to taken_away; return new; end$$"
+    )
+    database.execute(
+        "create trigger take_away after update on budget_recovery.capture_run"
+        " for each row when (new.outcome is not null) execute function take_away()"
+    )
+    yield
+    database.execute("drop trigger take_away on budget_recovery.capture_run")
+    database.execute("alter table budget_recovery.taken_away rename to budget_record")
+
+
+def test_tables_are_written_if_a_step_after_the_capture_fails(
+    configured: Bucket,
+    database: psycopg.Connection,
+    tables: Path,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    _, cursor = requested_tables(instance)
+    with without_records_after_a_capture(database):
+        captured = run_job(instance, current_hour)
+    assert not captured.success
+    assert captured.asset_materializations_for_node("budget_usage_snapshots")
+    assert not captured.asset_materializations_for_node(POINTS)
+    (request,), cursor = requested_tables(instance, cursor)
+    assert (request.partition_key, request.run_key) == (current_hour.key, captured.run_id)
+    assert materialize(instance, TABLES, Hour.parse(str(request.partition_key))).success
+    assert len(files(tables)) == 1
+    # A capture from the page of the asset is no run of the job.
+    assert materialize(instance, "budget_usage_snapshots", current_hour).success
+    assert requested_tables(instance, cursor)[0] == []
+
+
+def test_the_same_asset_of_another_location_requests_no_tables(
+    instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    _, cursor = requested_tables(instance)
+    foreign = started_from(
+        instance, Location("other_team", "__repository__"), "hourly_snapshot_job"
+    )
+    event = dg.AssetMaterialization("budget_usage_snapshots", partition=current_hour.key)
+    show_once(instance, foreign.run_id, event)
+    requested, moved = requested_tables(instance, cursor)
+    assert requested == []
+    assert int(moved) > int(cursor)
 
 
 def test_a_backfill_writes_all_hours_in_one_run_and_names_the_incomplete_ones(
