@@ -48,6 +48,22 @@ def skip_pause(url: str) -> None:
         )
 
 
+@contextmanager
+def unreachable(database: psycopg.ConnectionInfo) -> Iterator[None]:
+    """End all sessions of a database, and refuse new ones; its server goes on."""
+    with psycopg.connect(database.dsn, dbname="postgres", autocommit=True) as other:
+        name = sql.Identifier(database.dbname)
+        other.execute(sql.SQL("alter database {} allow_connections false").format(name))
+        try:
+            other.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
+                (database.dbname,),
+            )
+            yield
+        finally:
+            other.execute(sql.SQL("alter database {} allow_connections true").format(name))
+
+
 def kill_server(server: PostgresServer) -> None:
     """Kill a server with all its processes, like the kernel or a power failure."""
     with psycopg.connect(server.url(), autocommit=True) as observer:

@@ -7,7 +7,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import LiteralString
 
@@ -23,6 +23,7 @@ from budget_recovery_dagster.adapters.postgres import (
 from budget_recovery_dagster.domain import CAPTURE_LEASE
 from budget_recovery_dagster.errors import LeaseHeldError, LeaseLostError
 from tests.contract.control_planes import is_held
+from tests.postgres_servers import unreachable
 from tests.waiting import wait_until
 
 SHORT = timedelta(seconds=1)
@@ -180,23 +181,35 @@ def test_a_holder_cut_off_from_the_database_loses_its_lease(
     database: Database, admin: psycopg.Connection
 ) -> None:
     leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
-    name = admin.info.dbname
     with leases.hold("capture", "cut off") as lease:
-        try:
-            with psycopg.connect(admin.info.dsn, dbname="postgres", autocommit=True) as other:
-                other.execute(f'alter database "{name}" allow_connections false'.encode())
-                other.execute(
-                    "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
-                    (name,),
-                )
-                lease.require_held()
-                wait_until(lambda: not is_held(lease))
-        finally:
-            with psycopg.connect(admin.info.dsn, dbname="postgres", autocommit=True) as other:
-                other.execute(f'alter database "{name}" allow_connections true'.encode())
+        with unreachable(admin.info):
+            lease.require_held()
+            wait_until(lambda: not is_held(lease))
         # A lost lease stays lost.
         time.sleep(0.3)
         assert not is_held(lease)
+
+
+def test_a_lease_that_could_not_be_released_is_free_to_its_process_at_once(
+    database_url: str, admin: psycopg.Connection
+) -> None:
+    holder = "run 1 on db-host (pid 7)"
+    with Database(database_url) as database:
+        with ExitStack() as away, PostgresLeases(database).hold("capture", holder) as given_up:
+            away.enter_context(unreachable(admin.info))
+        # Whoever else wants it waits for its expiry, as long as it is not taken again.
+        other = [sys.executable, "-c", _HOLD, database_url]
+        refused = subprocess.run(other, capture_output=True, text=True, check=False)
+        assert f"Another capture is running: {holder}" in refused.stderr
+        assert PostgresLeases(database).state_of("capture").holder == holder
+    with (
+        Database(database_url) as database,
+        PostgresLeases(database).hold("capture", holder) as again,
+    ):
+        assert again.token > given_up.token
+        # One that it works under is held for it, too.
+        with pytest.raises(LeaseHeldError), PostgresLeases(database).hold("capture", holder):
+            pytest.fail("two hold it")
 
 
 def test_a_late_renewal_does_not_revive_the_lease(

@@ -101,6 +101,37 @@ def test_a_database_that_stays_away_fails_the_run_with_the_time_of_the_next_one(
     assert retries(instance) == len(RETRY_AFTER) == 2
 
 
+# The server ends the first session that stores a snapshot, and then the one that releases the
+# lease.
+_END_TWO_SESSIONS = """
+create sequence ended;
+create function end_two() returns trigger language plpgsql as $$begin
+    if nextval('ended') <= 2 then
+        perform pg_terminate_backend(pg_backend_pid());
+        perform pg_sleep(10);
+    end if;
+    return new;
+end$$;
+create trigger end_two before insert on budget_recovery.capture
+    for each row execute function end_two();
+create trigger end_two before update on budget_recovery.lease for each row
+    when (new.name = 'capture' and new.holder is null) execute function end_two();
+"""
+
+
+def test_a_lease_that_a_try_could_not_release_does_not_stop_the_next_try(
+    store: OwnStore,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    database.execute(_END_TWO_SESSIONS)
+    result = run_job(instance, current_hour)
+    assert result.success, failure_text(result)
+    assert metadata(result)["tenants_stored"] == TENANTS
+    assert retries(instance) == 1
+
+
 def test_a_store_that_stays_away_is_logged_once_and_not_for_each_tenant(
     store: OwnStore, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -38,6 +38,9 @@ from budget_recovery_dagster.ports import Lease
 from budget_recovery_dagster.stopwatch import HOST_CLOCKS, HostClock, Stopwatch
 
 _log = logging.getLogger(__name__)
+# The holdings of this process that it could not release, because the database was away. Each try
+# of a run opens the database anew, so they are kept here.
+_GIVEN_UP: set[tuple[str, str, int, datetime]] = set()
 # A lease's row is created once, without a holder.
 _CREATE = """
 insert into budget_recovery.lease (name, token) values (%s, 0) on conflict do nothing
@@ -108,6 +111,9 @@ class PostgresLeases:
     def hold(self, name: str, holder: str, *, at_most: timedelta | None = None) -> Iterator[Lease]:
         """Hold a lease until the context ends; after ``at_most`` it is no longer renewed.
 
+        A lease that this process has given up, and could not release, is free to it at once: the
+        next try of the same run need not wait for its expiry.
+
         Raises:
             LeaseHeldError: the lease is held, possibly by this process itself.
         """
@@ -124,7 +130,8 @@ class PostgresLeases:
             holding = _holding(connection.execute(_LOCK_FOR_TAKEOVER, (name,)).fetchone())
             since = Stopwatch(self.host_clocks)
             now = self._database.time_on(connection)
-            require_free(name, holding, now)
+            if holding is None or _identity(name, holding) not in _GIVEN_UP:
+                require_free(name, holding, now)
             values = {
                 "name": name,
                 "holder": storable(holder),
@@ -132,7 +139,8 @@ class PostgresLeases:
                 "expires_at": now + self.duration,
             }
             (token,) = connection.execute(_TAKE, values).fetchall()[0]
-        return _HeldLease(name, token, self.duration, since, at_most=at_most)
+        taken = Holding(storable(holder), token, now, now + self.duration)
+        return _HeldLease(name, taken, self.duration, since, at_most=at_most)
 
     def _release(self, lease: "_HeldLease") -> None:
         try:
@@ -140,6 +148,7 @@ class PostgresLeases:
                 connection.execute(_RELEASE, (lease.name, lease.token))
         except DatabaseError as error:
             # The result of the work matters more, and the lease expires anyway.
+            _GIVEN_UP.add(_identity(lease.name, lease.holding))
             _log.warning("Could not release the lease %s; it expires: %s", lease.name, error)
 
 
@@ -154,14 +163,15 @@ class _HeldLease:
     def __init__(
         self,
         name: str,
-        token: int,
+        holding: Holding,
         duration: timedelta,
         taken: Stopwatch,
         *,
         at_most: timedelta | None,
     ) -> None:
         self.name = name
-        self.token = token
+        self.token = holding.token
+        self.holding = holding
         self._duration = duration.total_seconds()
         self.taken = taken
         self._at_most = float("inf") if at_most is None else at_most.total_seconds()
@@ -243,6 +253,11 @@ def _renew(database: Database, session: Session, lease: _HeldLease, duration: ti
         lease.extend(since)
     else:
         lease.end()
+
+
+def _identity(name: str, holding: Holding) -> tuple[str, str, int, datetime]:
+    """Return what no other holding of any lease in any database has in common with this one."""
+    return name, holding.holder, holding.token, holding.acquired_at
 
 
 def _holding(row: tuple[Any, ...] | None) -> Holding | None:
