@@ -435,8 +435,13 @@ class CaptureReports(Protocol):
     def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
         """Return the newest captures, newest first, independently of any clock."""
 
-    def damaged_in(self, hour: Hour) -> tuple[str, ...]:
-        """Verify the stored snapshots of an hour; return a sentence for each damage."""
+    def damaged_in(
+        self, hour: Hour, *, on_progress: Callable[[str], None] = lambda _: None
+    ) -> tuple[str, ...]:
+        """Verify the stored snapshots of an hour; return a sentence for each damage.
+
+        ``on_progress`` receives a sentence for each snapshot.
+        """
 
 
 class RecoveryPoints(Protocol):
@@ -480,13 +485,19 @@ class RecoveryPoints(Protocol):
         """
 
     def damaged(
-        self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
+        self,
+        now: datetime,
+        *,
+        tenant: str | None = None,
+        within: timedelta | None = None,
+        on_progress: Callable[[str], None] = lambda _: None,
     ) -> Damage:
         """Count the damaged records in the open windows of a tenant, or of each (None).
 
         They are those that ``point_of`` lists. Every content that it would read is verified, so
         this takes about as long as reading all points, but little memory. After the time
         ``within``, the tenants that are not completely verified are returned as such.
+        ``on_progress`` receives a sentence every few hundred contents.
         """
 
 

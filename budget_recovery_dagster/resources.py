@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import dagster as dg
 
 from budget_recovery_dagster.errors import BudgetRecoveryError
-from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.ports import Clock, ControlPlane
 from budget_recovery_dagster.services.restore.manual import Order
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import opened_control_plane
@@ -152,6 +152,28 @@ def never_failing(log: Callable[..., None]) -> Callable[..., None]:
         _log.warning("Dagster's database does not answer: %s", sentence, **details)
 
     return show
+
+
+_SHOWN_EVERY = timedelta(minutes=1)
+
+
+def each_minute(clock: Clock, log: Callable[..., None]) -> Callable[[str], None]:
+    """Return what shows the progress of a step in its run's log: at most one sentence a minute.
+
+    Each loop of a step that holds no lease, and may take minutes, calls it: a run that stores no
+    event for five minutes looks as if it had no worker, and is ended. As ``never_failing``.
+    """
+    show, shown_at = never_failing(log), clock.host_time()
+
+    def show_progress(sentence: str) -> None:
+        nonlocal shown_at
+        # Events have the time of their host, which may be set back.
+        now = clock.host_time()
+        if abs(now - shown_at) >= _SHOWN_EVERY:
+            shown_at = now
+            show(sentence)
+
+    return show_progress
 
 
 def await_dagster(context: dg.OpExecutionContext, plane: ControlPlane) -> None:

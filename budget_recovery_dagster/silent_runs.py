@@ -18,7 +18,8 @@ from budget_recovery_dagster.restore_runs import RestoreRuns
 SILENT_FOR = timedelta(minutes=5)
 """A run that holds no lease, and has stored no event for so long, has no worker.
 
-Longer than a run is between two events, or waits for a clock, without a lease.
+Longer than a run is between two events, or waits for a clock, without a lease: what may take longer
+shows its progress with ``each_minute``.
 """
 
 # A run holds one of them for as long as it works on the store.

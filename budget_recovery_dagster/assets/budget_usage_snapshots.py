@@ -50,6 +50,7 @@ from budget_recovery_dagster.resources import (
     OUTCOME_TAG,
     RETRY_AFTER,
     ControlPlaneParam,
+    each_minute,
     fail_step,
     failure,
     holder_of,
@@ -126,6 +127,7 @@ def _budget_usage_snapshots(
                 run_id=context.run.run_id,
                 holder=holder_of(context.run.run_id),
                 on_outcome=_failures_logged(context.log),
+                on_progress=each_minute(plane.clock, context.log.info),
             )
     except BudgetRecoveryError as error:
         _fail(context, hour, error, failure(error.message, error.hint))

@@ -13,7 +13,7 @@ from budget_recovery_dagster.presentation.metadata import (
     table,
 )
 from budget_recovery_dagster.presentation.text import full_time, named
-from budget_recovery_dagster.resources import ControlPlaneParam
+from budget_recovery_dagster.resources import ControlPlaneParam, each_minute
 from budget_recovery_dagster.services.recovery_points import (
     PointAges,
     judge_point_ages,
@@ -56,7 +56,8 @@ def recovery_points(
 ) -> dg.MaterializeResult[None]:
     """Show the recovery point of every tenant."""
     with control_plane.opened_in_step(context) as plane:
-        survey = survey_points(plane)
+        progress = each_minute(plane.clock, context.log.info)
+        survey = survey_points(plane, on_progress=progress)
     if not survey.newest_snapshots:
         context.log.warning("No snapshot is stored: a restore would bring back nothing.")
     return dg.MaterializeResult(metadata=points_metadata(survey))
@@ -78,7 +79,8 @@ def recovery_point_age(
 ) -> dg.AssetCheckResult:
     """Check the snapshots that are stored now, not those of the last materialization."""
     with control_plane.opened_in_step(context) as plane:
-        ages = judge_point_ages(plane)
+        progress = each_minute(plane.clock, context.log.info)
+        ages = judge_point_ages(plane, on_progress=progress)
     too_old = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
     emptied = [
         _emptied_row(ages, each) for each in sorted(ages.emptied) if each not in ages.too_old

@@ -13,7 +13,7 @@ from budget_recovery_dagster.presentation.metadata import (
     USAGE_SCHEMA,
     tables_metadata,
 )
-from budget_recovery_dagster.resources import ControlPlaneParam, failure
+from budget_recovery_dagster.resources import ControlPlaneParam, each_minute, failure
 from budget_recovery_dagster.services.tables import TableFailed, TablesBuilt, build_tables
 from budget_recovery_dagster.wiring import usage_tables
 
@@ -65,9 +65,10 @@ def _tenant_usage_tables(
     failures: list[dg.Failure] = []
     with control_plane.opened_in_step(context) as plane:
         tables = usage_tables(control_plane.settings)
+        progress = each_minute(plane.clock, context.log.info)
         for hour in hours:
             try:
-                built = _build(plane, tables, hour, on_failure)
+                built = _build(plane, tables, hour, on_failure, progress)
             except dg.Failure as failed:
                 failures.append(failed)
                 continue
@@ -90,6 +91,7 @@ def _build(
     tables: UsageTables,
     hour: Hour,
     on_failure: Callable[[TableFailed], None],
+    on_progress: Callable[[str], None],
 ) -> TablesBuilt:
     """Rewrite the tables of an hour.
 
@@ -98,7 +100,7 @@ def _build(
         dagster.Failure: a table of this hour is missing.
     """
     try:
-        built = build_tables(plane, tables, hour, on_failure=on_failure)
+        built = build_tables(plane, tables, hour, on_failure=on_failure, on_progress=on_progress)
     except TablesError as error:
         error.message = f"{error.message} No table was written; the snapshots are not affected."
         raise

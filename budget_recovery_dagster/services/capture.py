@@ -435,11 +435,12 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
     run_id: str,
     holder: str,
     on_outcome: Callable[[TenantOutcome], None],
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Captured | Verified | Paused:
     """Capture every tenant into the current hour, or verify a past one.
 
     ``holder`` identifies this capture to others; ``on_outcome`` receives the outcome of each tenant
-    that is tried, as soon as it is known.
+    that is tried, as soon as it is known, and ``on_progress`` sentences during a verification.
 
     Raises:
         HourNotReachedError: the hour begins in more than a minute.
@@ -459,7 +460,7 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
             f"capture the current hour, {Hour.containing(now).key}.",
         )
     if hour.is_past(now):
-        return _verify(plane, hour, Hour.containing(now))
+        return _verify(plane, hour, Hour.containing(now), on_progress)
     _await_start(plane, hour, now)
     if record.state.captures_paused:
         return Paused(record.state)
@@ -585,7 +586,9 @@ def _prune(
     return replace(captured, pruned=pruned)
 
 
-def _verify(plane: ControlPlane, hour: Hour, current: Hour) -> Verified:
+def _verify(
+    plane: ControlPlane, hour: Hour, current: Hour, on_progress: Callable[[str], None]
+) -> Verified:
     stored = plane.reports.captured_in(hour)
     if not stored:
         raise HourNotCapturedError(
@@ -595,4 +598,4 @@ def _verify(plane: ControlPlane, hour: Hour, current: Hour) -> Verified:
             f"capture the current hour, {current.key}; a recovery point uses all retained "
             "snapshots, so a gap loses nothing that a later snapshot holds.",
         )
-    return Verified(hour, stored, plane.reports.damaged_in(hour))
+    return Verified(hour, stored, plane.reports.damaged_in(hour, on_progress=on_progress))

@@ -1,7 +1,7 @@
 """The recovery points of all tenants: what a restore would bring back now, and its age."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -145,8 +145,10 @@ class PointAges:
         return self.newest_capture is None or is_too_old(self.newest_capture, self.now)
 
 
-def survey_points(plane: ControlPlane) -> PointSurvey:
-    """Sum up the recovery point of every tenant.
+def survey_points(
+    plane: ControlPlane, *, on_progress: Callable[[str], None] = lambda _: None
+) -> PointSurvey:
+    """Sum up the recovery point of every tenant; ``on_progress`` receives a sentence for each.
 
     Raises:
         DatabaseError: the database failed.
@@ -154,11 +156,12 @@ def survey_points(plane: ControlPlane) -> PointSurvey:
     started = time.monotonic()
     now = plane.clock.now()
     newest = plane.reports.newest_snapshots()
-    windows = [
-        PointWindow.of_point(tenant, window)
-        for tenant in newest
-        for window in _current_windows(plane, tenant, now)
-    ]
+    windows: list[PointWindow] = []
+    for number, tenant in enumerate(newest, 1):
+        on_progress(f"Recovery points: tenant {tenant!r}, {number} of {len(newest)}.")
+        windows += (
+            PointWindow.of_point(tenant, window) for window in _current_windows(plane, tenant, now)
+        )
     windows.sort(key=_oldest_first)
     return PointSurvey(now, newest, tuple(windows), time.monotonic() - started)
 
@@ -169,10 +172,16 @@ def _current_windows(plane: ControlPlane, tenant: str, now: datetime) -> Iterato
     return (window for window in windows if window.of.window.is_current(now))
 
 
-def judge_point_ages(plane: ControlPlane, *, within: timedelta | None = None) -> PointAges:
+def judge_point_ages(
+    plane: ControlPlane,
+    *,
+    within: timedelta | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> PointAges:
     """Read the age of every tenant's newest intact record of an open window.
 
-    All records are verified; with a limit ``within`` as by ``verify_within``.
+    All records are verified; with a limit ``within`` as by ``verify_within``. ``on_progress``
+    receives sentences meanwhile.
 
     Raises:
         DatabaseError: the database failed.
@@ -191,7 +200,7 @@ def judge_point_ages(plane: ControlPlane, *, within: timedelta | None = None) ->
     newest_points = {each: at for each, at in newest_points.items() if each not in absent}
     read = {each: max(at, snapshots.get(each, at)) for each, at in newest_points.items()}
     damage = (
-        plane.points.damaged(now)
+        plane.points.damaged(now, on_progress=on_progress)
         if within is None
         else verify_within(plane, within, now, snapshots)
     )

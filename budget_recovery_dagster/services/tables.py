@@ -68,10 +68,12 @@ def build_tables(
     hour: Hour,
     *,
     on_failure: Callable[[TableFailed], None],
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> TablesBuilt:
     """Rewrite each tenant's table of an hour; no tenant's failure stops another.
 
-    Tables of pruned snapshots are removed. ``on_failure`` receives each failure as it happens.
+    Tables of pruned snapshots are removed. ``on_failure`` receives each failure as it happens,
+    ``on_progress`` a sentence for each table, and while tables are removed.
 
     Raises:
         HourNotCapturedError: no snapshot of the hour is retained; tables past retention are
@@ -86,7 +88,9 @@ def build_tables(
         written: list[TableWritten] = []
         failed: list[TableFailed] = []
         # Read only now, under the lock: so the last writer has the newest snapshots.
-        for tenant in plane.snapshots.tenants_in(hour):
+        tenants = plane.snapshots.tenants_in(hour)
+        for number, tenant in enumerate(tenants, 1):
+            on_progress(f"{hour}: table of tenant {tenant!r}, {number} of {len(tenants)}.")
             try:
                 table = _write(plane, opened, tenant, hour)
             except DatabaseUnreachableError:
@@ -96,7 +100,7 @@ def build_tables(
                 on_failure(failed[-1])
             else:
                 written.extend([table] if table else [])
-        pruned = opened.keep_only(_retained_hours(plane))
+        pruned = opened.keep_only(_retained_hours(plane, on_progress))
     if not written and not failed:
         raise HourNotCapturedError(
             f"No table of the hour {hour} can be written: no snapshot of it is retained. None was "
@@ -123,10 +127,13 @@ def _write(
         return TableWritten(tenant, opened.write(tenant, hour, records))
 
 
-def _retained_hours(plane: ControlPlane) -> Iterator[tuple[str, frozenset[Hour]]]:
+def _retained_hours(
+    plane: ControlPlane, on_progress: Callable[[str], None]
+) -> Iterator[tuple[str, frozenset[Hour]]]:
     tenants = sorted(plane.snapshots.tenants())
     for first in range(0, len(tenants), _TENANTS_AT_ONCE):
         some = tenants[first : first + _TENANTS_AT_ONCE]
         hours = plane.snapshots.hours_of(some)
-        for tenant in some:
+        for number, tenant in enumerate(some, first + 1):
+            on_progress(f"Tables past retention: tenant {number} of {len(tenants)}.")
             yield tenant, hours.get(tenant, frozenset())

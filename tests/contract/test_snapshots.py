@@ -70,7 +70,9 @@ def test_a_snapshot_is_summarized_exactly(plane: ControlPlane) -> None:
     assert summary.is_partial
     assert plane.reports.captured_by("run 7") == (summary,)
     assert plane.reports.captured_by("run 8") == ()
-    assert plane.reports.damaged_in(HOUR) == ()
+    progress: list[str] = []
+    assert plane.reports.damaged_in(HOUR, on_progress=progress.append) == ()
+    assert len(progress) == 1
 
 
 def test_snapshots_are_listed_by_tenant_and_time_within_their_hour(plane: ControlPlane) -> None:

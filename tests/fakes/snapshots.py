@@ -1,7 +1,7 @@
 """Fake snapshots, retained records, reports, resets and recovery points."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -445,7 +445,10 @@ class MemoryCaptureReports(OnState):
         newest = max([*stored, *noted], default=None)
         return None if newest is None else newest[1]
 
-    def damaged_in(self, hour: Hour) -> tuple[str, ...]:
+    def damaged_in(
+        self, hour: Hour, *, on_progress: Callable[[str], None] = lambda _: None
+    ) -> tuple[str, ...]:
+        on_progress(f"{hour} is verified.")
         return tuple(
             f"tenant {summary.tenant!r}, {summary.captured_at:%Y-%m-%d %H:%M:%S} UTC: {of} holds"
             " other usages than were captured."
@@ -640,8 +643,14 @@ class MemoryRecoveryPoints:
         return dict(sorted(newest.items()))
 
     def damaged(
-        self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
+        self,
+        now: datetime,
+        *,
+        tenant: str | None = None,
+        within: timedelta | None = None,
+        on_progress: Callable[[str], None] = lambda _: None,
     ) -> Damage:
+        on_progress("All contents are verified.")
         tenants = sorted(self.tenants()) if tenant is None else [tenant]
         if within is not None and within <= timedelta(0):
             return Damage({}, tuple(tenants))

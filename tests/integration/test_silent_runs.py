@@ -1,8 +1,10 @@
 """Runs of captures, tables and manual jobs without a worker: ended, so that others can start."""
 
+import time
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import datetime, timedelta
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 import psycopg
@@ -10,14 +12,17 @@ import pytest
 from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.adapters.postgres import Database
-from budget_recovery_dagster.domain import CAPTURE_LEASE
-from budget_recovery_dagster.restore_runs import Location, RestoreRuns
+from budget_recovery_dagster.domain import CAPTURE_LEASE, Hour
+from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.restore_runs import DEPLOYMENT_TAG, Location, RestoreRuns
 from budget_recovery_dagster.sensors import Deadline, end_silent_runs
 from budget_recovery_dagster.silent_runs import silent_runs
 from budget_recovery_dagster.wiring import control_plane_on, opened_control_plane
 from tests import services
 from tests.integration.launched_runs import started_from, status_of
 from tests.integration.recovery_runs import skipped, supervise
+from tests.integration.snapshot_job import capture_at, failure_text
 from tests.integration.timeless_store import LeapingClock, SteppedClock, opened_at
 from tests.nats_servers import Bucket
 
@@ -190,3 +195,108 @@ def test_a_tick_reports_the_runs_that_it_ends(
         "The store is HEALTHY. "
         f"Run {run.run_id[:8]} of {CAPTURE} has no worker any more: it is marked as ended."
     )
+
+
+@dataclass
+class SlowHost:
+    """A host on which two minutes pass whenever a step looks at its clock, and supervision ticks.
+
+    Events of Dagster have its time as well.
+    """
+
+    url: str
+    instance: dg.DagsterInstance
+    passed: timedelta = timedelta(0)
+    ended: list[str] = field(default_factory=list)
+
+    def time(self) -> datetime:
+        return datetime.fromtimestamp(time.time(), UTC)
+
+    def look(self) -> datetime:
+        self.passed += timedelta(minutes=2)
+        self.ended += supervised(self.instance, self.url, self.time())
+        return self.time()
+
+
+@dataclass(frozen=True)
+class SlowClock:
+    """The clock of a database on a slow host."""
+
+    database: Database
+    host: SlowHost
+
+    def now(self) -> datetime:
+        return self.database.now()
+
+    def host_time(self) -> datetime:
+        return self.host.look()
+
+    def wait(self, span: timedelta) -> None:
+        self.database.wait(span)
+
+
+@dataclass(frozen=True)
+class OnSlowHost(ControlPlaneResource):
+    """The control plane for runs on a slow host."""
+
+    host: SlowHost
+
+    @contextmanager
+    def opened(self) -> Iterator[ControlPlane]:
+        with Database(self.host.url) as database:
+            plane = control_plane_on(database, self.settings.bucket)
+            yield replace(plane, clock=SlowClock(database, self.host))
+
+
+@pytest.fixture
+def slow_host(
+    database_url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> SlowHost:
+    host = SlowHost(database_url, instance)
+    seconds, nanoseconds = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: seconds() + host.passed.total_seconds())
+    monkeypatch.setattr(
+        time, "time_ns", lambda: nanoseconds() + int(host.passed.total_seconds()) * 10**9
+    )
+    return host
+
+
+@pytest.mark.parametrize(
+    ("job", "shown"),
+    [
+        ("recovery_points_job", "Recovery points: tenant 'tenant-5', 6 of 9."),
+        ("tenant_tables_job", ": table of tenant 'tenant-5', 6 of 9."),
+        # The hour is past, so its snapshots are verified.
+        (CAPTURE, ": snapshot 6 of 9 is verified."),
+    ],
+)
+def test_a_step_that_works_for_longer_than_a_dead_one_is_silent_is_not_ended(
+    now: datetime,
+    configured: Bucket,
+    slow_host: SlowHost,
+    instance: dg.DagsterInstance,
+    job: str,
+    shown: str,
+) -> None:
+    for number in range(9):
+        configured.spend(f"tenant-{number}", "total", "lifetime", {None: "80"})
+    past = Hour(Hour.containing(now).start - timedelta(hours=2))
+    capture_at(slow_host.url, past.start + timedelta(minutes=10))
+    settings = services.present_settings()
+    with opened_at(slow_host.url, SteppedClock(now)) as plane:
+        ours = {DEPLOYMENT_TAG: plane.registry.claim().deployment_id}
+    result = (
+        services.definitions()
+        .resolve_job_def(job)
+        .execute_in_process(
+            instance=instance,
+            partition_key=None if job == "recovery_points_job" else past.key,
+            tags=ours,
+            resources={"control_plane": OnSlowHost(settings, slow_host)},
+            raise_on_error=False,
+        )
+    )
+    assert slow_host.ended == []
+    assert result.success, failure_text(result)
+    assert slow_host.passed > timedelta(minutes=15)
+    assert any(shown in entry.user_message for entry in instance.all_logs(result.run_id))

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from datetime import timedelta
 from decimal import Decimal
@@ -147,8 +147,11 @@ class TimeUpError(Exception):
 class Verification:
     """Verifies contents on the server, in short statements and until a time limit."""
 
-    def __init__(self, connection: Connection, within: timedelta | None) -> None:
+    def __init__(
+        self, connection: Connection, within: timedelta | None, on_progress: Callable[[str], None]
+    ) -> None:
         self._connection = connection
+        self._on_progress = on_progress
         self._until = None if within is None else time.monotonic() + within.total_seconds()
         self._verified: set[int] = set()
         self.damaged: set[int] = set()
@@ -168,6 +171,7 @@ class Verification:
             if content_id not in self._verified
         ]
         for first in range(0, len(left), _VERIFIED_AT_ONCE):
+            self._on_progress(f"{first} of {len(left)} stored contents are verified.")
             batch = left[first : first + _VERIFIED_AT_ONCE]
             self.damaged.update(*self._rows(_DAMAGED_OF, {"content_ids": batch}))
             self._verified.update(batch)

@@ -1,7 +1,7 @@
 """The one reader of recovery points."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
@@ -527,7 +527,12 @@ class PostgresRecoveryPoints:
         return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
     def damaged(
-        self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
+        self,
+        now: datetime,
+        *,
+        tenant: str | None = None,
+        within: timedelta | None = None,
+        on_progress: Callable[[str], None] = lambda _: None,
     ) -> Damage:
         """Count the damaged records of open windows; the server verifies the contents."""
         scope: dict[str, Any] = {
@@ -539,7 +544,7 @@ class PostgresRecoveryPoints:
         all_are_listed = False
         # One transaction, so that a content that is pruned meanwhile does not look damaged.
         with self._database.reading() as connection:
-            verification = Verification(connection, within)
+            verification = Verification(connection, within, on_progress)
             try:
                 contents = verification.contents_of(_USED_CONTENTS, scope)
                 verification.verify(contents)

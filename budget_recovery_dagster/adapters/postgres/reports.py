@@ -1,6 +1,6 @@
 """Reports of captures: what runs captured, missed and dropped, and damage to it since."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, LiteralString
@@ -163,10 +163,12 @@ class PostgresCaptureReports:
         """Return the newest captures, newest first."""
         return tuple(_run(*row) for row in self._database.rows(_NEWEST_RUNS, (count,)))
 
-    def damaged_in(self, hour: Hour) -> tuple[str, ...]:
+    def damaged_in(
+        self, hour: Hour, *, on_progress: Callable[[str], None] = lambda _: None
+    ) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; return a sentence for each damage."""
         with self._database.reading() as connection:
-            return tuple(_find_damage(connection, hour))
+            return tuple(_find_damage(connection, hour, on_progress))
 
     def _rows_of_now(self, query: LiteralString) -> list[tuple[Any, ...]]:
         """Return the rows of a query that depends on what is in the future."""
@@ -234,10 +236,13 @@ order by r.budget_id, r.window_token
 _COUNTED = ("records", "counters", "omitted counters")
 
 
-def _find_damage(connection: Connection, hour: Hour) -> Iterator[str]:
+def _find_damage(
+    connection: Connection, hour: Hour, on_progress: Callable[[str], None]
+) -> Iterator[str]:
     """Yield a sentence for each damage in the snapshots of an hour."""
     captures = connection.execute(_CAPTURES, (hour.start, hour.end)).fetchall()
-    for tenant, captured_at, *captured in captures:
+    for number, (tenant, captured_at, *captured) in enumerate(captures, 1):
+        on_progress(f"{hour}: snapshot {number} of {len(captures)} is verified.")
         name = f"tenant {tenant!r}, {captured_at:%Y-%m-%d %H:%M:%S} UTC"
         for sentence in _damage(connection, tenant, captured_at, *captured):
             yield f"{name}: {sentence}."
