@@ -236,7 +236,7 @@ def test_a_worker_killed_while_it_writes_leaves_what_it_read(
     killed("the first", 2_300)
     expire_leases(database)
     is_open = answer("status", code=1)["incident"]
-    assert reported(is_open) == {("acme", "users"): ("3700.0", "50.0", "at_least")}
+    assert reported(is_open) == {("acme", "users"): ("3700", "50", "at_least")}
     assert "Counted after the loss and not added, because the higher value counts: acme, " in (
         " ".join(" ".join(page("status", code=1)).split())
     )
