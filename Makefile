@@ -4,7 +4,7 @@
 #              The TLS test needs openssl, the tests of the Dagster pages need Chromium, those of a
 #              connection pooler need pgbouncer; without them, these tests are skipped.
 # make test-disasters   runs the tests in which hosts and whole clusters fail, and those in which
-#              work dies at each call of a server: half an hour
+#              work dies at each call of a server: twenty minutes
 # make check   format, lint, types
 #
 # Needs Python 3.11, 3.12 or 3.13 with venv. All paths are relative, so the path of the checkout may
