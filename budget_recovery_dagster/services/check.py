@@ -34,8 +34,10 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.services.falls import Compared, compare_counts
 from budget_recovery_dagster.services.store_watch import (
+    MARKER_DELETED,
     ROUNDS,
     SECOND_DEPLOYMENT,
+    SPARE_MARKER,
     Finding,
     StoreWatch,
     compared_with,
@@ -179,17 +181,21 @@ def _renew(watch: StoreWatch, found: Finding, seen: Observation) -> Finding:
             renewed, seen = watch.renew_marker(latest, seen, found.at)
         except (StorePermissionError, StoreWriteError) as error:
             # It is the accepted store all the same; without a marker, fewer losses are detected.
-            reason = f"{found.judgement.reason} The marker was not renewed: {error.message}"
             registry.accept(baseline_of(seen, found.at, known=latest), judged=latest)
-            judgement = replace(
-                found.judgement, reason=reason, evidence=Evidence.MARKER_NOT_WRITTEN
-            )
-            return replace(found, judgement=judgement, hint=error.hint)
+            return _without_marker(found, error.message, error.hint)
         latest = registry.accept(renewed, judged=latest)
+        if latest.marker is None:
+            return _without_marker(found, MARKER_DELETED, SPARE_MARKER)
         # An earlier check may have intended this marker before the newest event.
         if intended.landmark == registry.newest_landmark():
             break
     return found
+
+
+def _without_marker(found: Finding, problem: str, hint: str) -> Finding:
+    reason = f"{found.judgement.reason} The marker was not renewed: {problem}"
+    judgement = replace(found.judgement, reason=reason, evidence=Evidence.MARKER_NOT_WRITTEN)
+    return replace(found, judgement=judgement, hint=hint)
 
 
 def _check_incident(watch: StoreWatch, incident: Incident) -> Finding:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from budget_recovery_dagster.domain.incident import Incident, Loss
-from budget_recovery_dagster.domain.store import Baseline, IntendedMarker, Marker, StoreIdentity
+from budget_recovery_dagster.domain.store import Baseline, IntendedMarker, StoreIdentity
 from budget_recovery_dagster.domain.verdict import (
     AGREEING_AFTER,
     Check,
     Evidence,
+    FoundMarker,
     Judgement,
     Observation,
     Verdict,
@@ -41,6 +42,11 @@ from budget_recovery_dagster.ports import Clock, ControlPlane, OpenStore, UsageS
 ROUNDS = 5
 """How often a comparison starts again because the baseline moved; each round reads it anew."""
 
+MARKER_DELETED = "Another program has deleted the marker right after it was written."
+SPARE_MARKER = (
+    "find out who deletes keys of the gateway's bucket that begin with __guard, and exempt those"
+    " keys."
+)
 SECOND_DEPLOYMENT = (
     "if it keeps happening, check whether a second installation uses the same database."
 )
@@ -335,11 +341,6 @@ class StoreWatch:
                 f"The store could not be identified as the restore target. {judgement.reason}",
                 f"wait for the cluster to settle. {next_step}",
             )
-        if target is None or seen.our_marker != target.marker:
-            raise AttemptFailedError(
-                "Our marker is no longer in the store, so it may not be the one that was restored.",
-                "find out who deletes keys of the gateway's bucket that begin with __guard.",
-            )
         return seen
 
     def renew_marker(
@@ -348,7 +349,9 @@ class StoreWatch:
         """Write the intended marker; return the baseline that holds with it, to be accepted.
 
         ``seen`` is the observation that identified the store as the ``accepted`` one at ``now``.
-        The store is observed once more after the write, and that observation is returned.
+        The store is observed once more after the write, and that observation is returned. If
+        another program has deleted the marker by then, the baseline has none. The store remembers
+        the deletion, so it is the same store; without a marker, fewer losses are detected.
 
         Raises:
             MarkerConflictError: the marker's key was written since that observation.
@@ -360,11 +363,17 @@ class StoreWatch:
         intended = accepted.intended
         if intended is None:
             raise ValueError("a marker is written once it is recorded as intended")
-        marker = self._write_marker(intended, after=seen.marker.revision if seen.marker else 0)
+        after = seen.marker.revision if seen.marker else 0
+        conflict: MarkerConflictError | None = None
+        try:
+            revision = self.store.write_marker(self.deployment_id, intended, after=after).revision
+        except MarkerConflictError as error:
+            # An earlier try may have written it, whose acknowledgement was lost.
+            conflict, revision = error, after + 1
         again = self.store.observe(self.deployment_id)
-        if again.our_marker != marker or not confirms(seen, again):
-            raise PossibleLossError(
-                f"The marker at sequence {marker.revision} is not in the store that was observed:"
+        if not confirms(seen, again) or not _has_written(again.marker, intended, revision):
+            raise conflict or PossibleLossError(
+                f"The marker at sequence {revision} is not in the store that was observed:"
                 f" {again.identity}, after {seen.identity}.",
                 "wait for the next check, which observes the store again.",
             )
@@ -440,16 +449,12 @@ class StoreWatch:
             )
         )
 
-    def _write_marker(self, intended: IntendedMarker, *, after: int) -> Marker:
-        try:
-            return self.store.write_marker(self.deployment_id, intended, after=after)
-        except MarkerConflictError:
-            present = self.store.observe(self.deployment_id).our_marker
-            is_ours = present is not None and present.nonce == intended.nonce
-            if present is None or not is_ours or present.revision <= after:
-                raise
-            # The same marker, from an earlier try or one whose acknowledgement was lost.
-            return present
+
+def _has_written(found: FoundMarker | None, intended: IntendedMarker, revision: int) -> bool:
+    """Whether the store has the marker, or a deletion of it, at ``revision`` or later."""
+    if found is None or found.revision < revision:
+        return False
+    return found.nonce == intended.nonce or (found.is_deleted and not found.is_expired)
 
 
 def _disagreement(first: Finding, then: Finding) -> PossibleLossError:

@@ -213,6 +213,18 @@ class History:
         if self.world.store is not None:
             self.world.store.fake.marker_failure = None
 
+    def start_cleanup(self) -> None:
+        """A program of the gateway deletes our marker as soon as it is written."""
+        self._set_cleanup(is_running=True)
+
+    def stop_cleanup(self) -> None:
+        self._set_cleanup(is_running=False)
+
+    def _set_cleanup(self, *, is_running: bool) -> None:
+        store = self.world.store
+        if store is not None and isinstance(store.fake, ModelStore):
+            store.fake.deletes_markers = is_running
+
     def lose_acknowledgement(self) -> Outcome | None:
         store = self.world.store
         if store is None or not isinstance(store.fake, ModelStore) or not self.world.may_write:
@@ -290,6 +302,7 @@ _SEQUENCES: tuple[tuple[Step, ...], ...] = (
     (History.clone_database, History.check, History.act_with_clone, History.check),
     (History.restore_stream, History.check, History.step_down, History.check, History.step_down),
     (History.another_gateway, History.check, History.switch, History.traffic, History.check),
+    (History.wipe, History.start_cleanup, History.check, History.wipe, History.traffic, History.check),
 )
 _STEPS: dict[Step, float] = {
     History.check: 12,
@@ -316,6 +329,8 @@ _STEPS: dict[Step, float] = {
     History.remove_marker: 1.5,
     History.refuse_markers: 1.5,
     History.accept_markers: 1.5,
+    History.start_cleanup: 1.5,
+    History.stop_cleanup: 1.5,
     History.lose_acknowledgement: 1.5,
     History.step_down: 3,
     History.ask_old_leader: 1.5,

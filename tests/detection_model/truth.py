@@ -129,6 +129,10 @@ class Store:
             self.fake.expire(key, leaves_mark=leaves_mark)
         else:
             self.fake.remove(key)
+        self.forget_marker(deployment)
+
+    def forget_marker(self, deployment: str) -> None:
+        """Note that a marker was deleted."""
         left = {name: each for name, each in self.head.markers.items() if name != deployment}
         self._add(left)
 

@@ -82,14 +82,17 @@ _OF = {
 
 
 class ModelStore(MemoryUsageStore):
-    """A fake store that can lose the acknowledgement of a marker."""
+    """A fake store that can lose the acknowledgement of a marker, or the marker to a cleanup."""
 
     def __init__(self, created_at: datetime) -> None:
         super().__init__(created_at)
         self.loses_acknowledgement = False
+        self.deletes_markers = False
 
     def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         written = super().write_marker(deployment_id, marker, after=after)
+        if self.deletes_markers:
+            self.remove(marker_key(deployment_id))
         if self.loses_acknowledgement:
             raise AWAY
         return written
@@ -400,7 +403,10 @@ class World:
         deployment = self.acting.deployment
         for store in filter(None, self.sites):
             live = store.fake._keys.get(marker_key(deployment))
-            if live is None or live.value is None or live.revision <= store.head.sequence:
+            if live is None or live.revision <= store.head.sequence:
+                continue
+            if live.value is None:
+                store.forget_marker(deployment)
                 continue
             number = next(self._numbers)
             store.marked(deployment, Renewal(number, events, at))

@@ -290,8 +290,8 @@ class Scene:
         faults = self.world.faults
         what = self.chance.choice(
             [
-                *("is_unreachable", "is_unled", "refuses_markers", "refuses_counters"),
-                *("denies_counters", "silent_tenant", "clock_ahead"),
+                *("is_unreachable", "is_unled", "refuses_markers", "deletes_markers"),
+                *("refuses_counters", "denies_counters", "silent_tenant", "clock_ahead"),
             ]
         )
         self.note(f"fault: {what}")

@@ -50,8 +50,8 @@ class Raw(NamedTuple):
 class Faults:
     """What disturbs a world until it is calmed.
 
-    A refused counter may have been written, a denied one never is. No read of ``silent_tenant``
-    is answered.
+    A refused counter may have been written, a denied one never is. A program may delete markers as
+    soon as they are written. No read of ``silent_tenant`` is answered.
     ``clock_ahead`` is how far the database's clock is ahead of the store's.
     """
 
@@ -59,6 +59,7 @@ class Faults:
     is_unled: bool = False
     is_timeless: bool = False
     refuses_markers: bool = False
+    deletes_markers: bool = False
     refuses_counters: bool = False
     denies_counters: bool = False
     silent_tenant: str | None = None
@@ -243,6 +244,8 @@ class _WatchedStore(_Watched):
         if self._world.faults.refuses_markers:
             raise StorePermissionError("The marker may not be written.", "grant it.")
         written: Marker = self._part.write_marker(deployment_id, marker, after=after)
+        if self._world.faults.deletes_markers:
+            self._world.remove(self._world.marker_key)
         self._world.touch("marked")
         return written
 

@@ -518,20 +518,6 @@ def test_a_key_removed_after_its_write_is_reported_and_the_others_are_restored(
     )
 
 
-def test_a_marker_deleted_during_a_restore_fails_the_attempt(
-    harness: RecoveryHarness,
-) -> None:
-    harness.wipe()
-    deployment = harness.plane.registry.claim().deployment_id
-    harness.before_write(1, lambda: harness.store.remove(f"__guard.{deployment}"))
-    with pytest.raises(AttemptFailedError, match="marker is no longer in the store"):
-        harness.recover()
-    harness.store.before_write = None
-    # Restores of the same run are distinguished by their time.
-    harness.clock.advance(timedelta(seconds=1))
-    assert outcome_of(harness.recover()) is Outcome.RESTORED
-
-
 def test_attempts_are_counted_for_each_loss(harness: RecoveryHarness) -> None:
     harness.wipe()
     harness.store.write_failures = dict.fromkeys(range(1, 100), UNCONFIRMED)

@@ -63,6 +63,8 @@ from budget_recovery_dagster.services.restore.tenants import (
     with_marker,
 )
 from budget_recovery_dagster.services.store_watch import (
+    MARKER_DELETED,
+    SPARE_MARKER,
     StoreWatch,
     measure_clock_skew,
     measure_host_skew,
@@ -181,7 +183,8 @@ class RestoreSession:
 
         A store that was lost once more is joined to the incident. ``is_chosen``: a person decided
         to use the store that the incident is about, even if it is another one. A marker that is
-        denied, or has no room, does not stop a restore: fewer losses can be detected without it.
+        denied, has no room or is deleted does not stop a restore: fewer losses can be detected
+        without it.
         Returned is why the store takes no writes at all, if so.
 
         Raises:
@@ -206,6 +209,10 @@ class RestoreSession:
         except StoreWriteError as error:
             return error
         self.incident = plane.incidents.adopt_target(target, judged=self.incident)
+        if target.marker is None:
+            self.worker.on_progress(
+                f"A further loss may go undetected: {MARKER_DELETED} Try: {SPARE_MARKER}"
+            )
         return None
 
     def require_same_store(self) -> Observation:
