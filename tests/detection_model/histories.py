@@ -302,7 +302,14 @@ _SEQUENCES: tuple[tuple[Step, ...], ...] = (
     (History.clone_database, History.check, History.act_with_clone, History.check),
     (History.restore_stream, History.check, History.step_down, History.check, History.step_down),
     (History.another_gateway, History.check, History.switch, History.traffic, History.check),
-    (History.wipe, History.start_cleanup, History.check, History.wipe, History.traffic, History.check),
+    (
+        History.wipe,
+        History.start_cleanup,
+        History.check,
+        History.wipe,
+        History.traffic,
+        History.check,
+    ),
 )
 _STEPS: dict[Step, float] = {
     History.check: 12,
